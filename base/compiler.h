@@ -1,0 +1,12 @@
+/* Compiler annotations. The one place where GNU extensions are named. */
+#ifndef BT_BASE_COMPILER_H
+#define BT_BASE_COMPILER_H
+
+#define BT_MUST_CHECK         __attribute__((warn_unused_result))
+#define BT_PRINTF(text, args) __attribute__((format(printf, text, args)))
+#define BT_LIKELY(x)          __builtin_expect(!!(x), 1)
+#define BT_UNLIKELY(x)        __builtin_expect(!!(x), 0)
+#define BT_NORETURN           __attribute__((noreturn))
+#define BT_ARRAY_COUNT(a)     (sizeof(a) / sizeof((a)[0]))
+
+#endif

@@ -1,0 +1,111 @@
+/* The narrow interface of everything that computes: load a model, run model_step(batch). One step
+ * serves both roles; prefill rows have many query tokens, decode rows one.
+ *
+ * Nouns. A *model* is immutable weights (shared by threads). A *model_runner* owns the workspace and
+ * the thread pool that run steps of one model on one pool of KV pages; it belongs to one thread (the
+ * compute owner). KV memory is borrowed from the caller.
+ *
+ * Promise (rule 4): logits of a position depend, bit for bit, only on the weights and the tokens
+ * before it; not on the batch, the chunking, page placement, thread count or instruction set. */
+#ifndef BT_KERNELS_MODEL_H
+#define BT_KERNELS_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "kernels/kv_page.h"
+#include "kernels/sampler.h"
+
+enum { MODEL_EOS_MAX = 8, MODEL_FINGERPRINT_BYTES = 32 };
+
+typedef enum model_family {
+    MODEL_FAMILY_LLAMA, /* also SmolLM2 */
+    MODEL_FAMILY_QWEN2, /* bias on q, k, v */
+    MODEL_FAMILY_QWEN3, /* RMS norm per head on q and k */
+} model_family;
+
+typedef struct model_geometry {
+    model_family family;
+    uint32_t vocab_size;
+    uint32_t context_tokens;
+    uint32_t hidden_size;
+    uint32_t intermediate_size;
+    uint32_t layers;
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    float norm_epsilon;
+    double rope_theta;
+    bool has_tied_embeddings;
+    bool has_qkv_bias;
+    bool has_qk_norm;
+} model_geometry;
+
+/* What a worker tells the router about its model. */
+typedef struct model_card {
+    model_geometry geometry;
+    uint8_t fingerprint[MODEL_FINGERPRINT_BYTES]; /* SHA-256 over geometry and weights as loaded */
+    uint32_t eos_count;
+    int32_t eos_ids[MODEL_EOS_MAX];
+    char name[128]; /* general.name, or the last part of the path */
+} model_card;
+
+typedef struct model model;
+typedef struct model_runner model_runner;
+
+/* Loads a GGUF file or an HF folder (config.json, model.safetensors). Weights are dequantised to
+ * bf16 and packed once. What is not known (architecture, tensor type, rope type, activation) is
+ * refused by name in *error. `progress`, which may be NULL, is called with 0..1. Blocking; returns
+ * owned. */
+BT_MUST_CHECK bt_status model_load(const char *path, void (*progress)(void *, double),
+                                   void *progress_context, model **out, bt_error *error);
+void model_destroy(model *m);
+const model_card *model_get_card(const model *m);
+/* The KV page layout of this model at a page size and dtype. */
+kv_page_layout model_kv_layout(const model *m, uint32_t page_tokens, kv_dtype dtype);
+
+/* "host/exact/1" and the like: backend, numerics mode, arithmetic version (rule 1: must-equal). */
+const char *model_numerics(void);
+/* The instruction set in use: "avx512", "avx2", "neon" or "portable". */
+const char *model_isa_name(void);
+
+typedef struct model_runner_options {
+    uint32_t threads;     /* >= 1, the caller's included */
+    uint32_t tokens_max;  /* most tokens of one batch */
+    uint32_t rows_max;    /* most sequences of one batch */
+    const char *isa;      /* NULL = best of this CPU; else a model_isa_name, for tests */
+    kv_page_layout kv;    /* must be model_kv_layout's answer */
+    void *kv_memory;      /* borrowed: page i starts at kv_memory + i * kv_page_bytes(&kv) */
+    uint32_t kv_page_count;
+} model_runner_options;
+
+BT_MUST_CHECK bt_status model_runner_create(const model *m, const model_runner_options *options,
+                                            model_runner **out, bt_error *error);
+void model_runner_destroy(model_runner *runner);
+
+/* One step, in CSR form. All arrays are borrowed for the call.
+ * Sequence s has query tokens token_ids[token_offsets[s] .. token_offsets[s+1]) at the absolute
+ * positions first_positions[s] + 0, 1, ...; the KV of every position below first_positions[s] is
+ * already in its pages. Its page table is page_ids[page_offsets[s] .. page_offsets[s+1]), logical
+ * page order, long enough for its last query position. No page is written by two sequences. */
+typedef struct model_batch {
+    uint32_t sequences;
+    uint32_t tokens;                 /* = token_offsets[sequences] */
+    const uint32_t *token_offsets;   /* [sequences + 1] */
+    const int32_t *token_ids;        /* [tokens] */
+    const uint32_t *first_positions; /* [sequences] */
+    const uint32_t *page_offsets;    /* [sequences + 1] */
+    const uint32_t *page_ids;        /* [page_offsets[sequences]] */
+    const uint8_t *samples;          /* [sequences]: 1 = draw from the last query token's logits */
+    const sampler_params *sampling;  /* [sequences]; read where samples[s] is 1 */
+    sampler_row *rows;               /* [sequences], out, where samples[s] is 1 */
+    float *logits;                   /* NULL, or [sequences, vocab_size], out where samples[s] is 1 */
+} model_batch;
+
+/* Writes K and V of every query token into the pages, then draws. Blocking. Errors: CALLER_ARGUMENT
+ * for a batch that breaks the rules above (nothing is written), WORKER_* otherwise. */
+BT_MUST_CHECK bt_status model_step(model_runner *runner, const model_batch *batch);
+
+#endif

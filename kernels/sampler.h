@@ -1,0 +1,82 @@
+/* The sampler with capture: one row of logits in, one drawn token and its sampling mask row out.
+ *
+ * Nouns. The *support* is the set of token ids that could have been drawn; a *row* is the support
+ * with the behaviour log-probability of the drawn token (selected mode) or of every entry (support
+ * mode). The filter is the `joint` rule: with p the softmax of logits / temperature,
+ *     i is in the support  iff  #{j : p[j] > p[i]} < top_k  and  sum{p[j] : p[j] > p[i]} < top_p
+ * so that ties at the cutoff live or die together. Rows are sorted by descending weight, then
+ * ascending id. The draw is a pure function of (seed, position, row): Gumbel-max over the row with
+ * murmur3 noise (SGLang's deterministic sampler; the formula is at sampler_noise).
+ *
+ * Threads: a sampler_workspace belongs to one thread at a time; everything else is pure. Nothing is
+ * computed or written for the mask unless mask_mode asks for it. */
+#ifndef BT_KERNELS_SAMPLER_H
+#define BT_KERNELS_SAMPLER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef enum sampler_mask_mode {
+    SAMPLER_MASK_OFF = 0,
+    SAMPLER_MASK_SELECTED = 1, /* ids, and the log-probability of the drawn token */
+    SAMPLER_MASK_SUPPORT = 2,  /* ids, and the log-probability of every id */
+} sampler_mask_mode;
+
+/* Ordered by severity; the numbers travel in the metadata row. */
+typedef enum sampler_status {
+    SAMPLER_OK = 0,
+    SAMPLER_OVERFLOW = 1, /* the support is larger than mask_max_tokens: HTTP 400 */
+    SAMPLER_INVALID = 2,  /* the drawn token has no finite log-probability in it: HTTP 500 */
+} sampler_status;
+
+/* Sampling parameters of one request, validated by the router. They never affect another request.
+ * top_k 1 means greedy: the singleton of the lowest id among the maxima, log-probability 0. */
+typedef struct sampler_params {
+    float temperature;        /* > 0 */
+    float top_p;              /* (0, 1] */
+    uint32_t top_k;           /* 0 = all; larger than the vocabulary is allowed */
+    uint32_t mask_mode;       /* sampler_mask_mode */
+    uint32_t mask_max_tokens; /* cap of the row, > 0 when mask_mode is not off */
+    uint32_t vocab_limit;     /* ids >= this have no text and weight 0; 0 = whole vocabulary */
+    uint32_t wants_logprob;   /* fill token_logprob */
+    uint64_t seed;
+} sampler_params;
+
+/* What one draw gives. The two arrays are the caller's (at least mask_max_tokens entries where
+ * mask_mode needs them, else NULL) and are written only up to support_count. */
+typedef struct sampler_row {
+    int32_t token;
+    uint32_t status;        /* sampler_status; token and the arrays mean nothing unless OK */
+    float token_logprob;    /* log-softmax over the whole vocabulary of logits / temperature */
+    float selected_logprob; /* log(w[token] / mass) over the support; mask_mode not off */
+    uint32_t support_count; /* realised entries; 0 with masks off or status not OK */
+    uint32_t cap_needed;    /* realised support size, also on OVERFLOW; 0 with masks off */
+    int32_t *support_ids;
+    float *support_logprobs;
+} sampler_row;
+
+typedef struct sampler_workspace sampler_workspace;
+
+/* Scratch for vocabularies of up to vocab_size ids. Returns owned. */
+BT_MUST_CHECK bt_status sampler_workspace_create(uint32_t vocab_size, sampler_workspace **out);
+void sampler_workspace_destroy(sampler_workspace *workspace);
+
+/* Draws from logits [vocab_size] (borrowed, not changed) at `position`: the absolute index of the
+ * last token already consumed (prompt length - 1 for the first output token). Never fails: what goes
+ * wrong is in row->status. NaN logits give SAMPLER_INVALID. */
+void sampler_draw(sampler_workspace *workspace, const sampler_params *params, const float *logits,
+                  uint32_t vocab_size, uint32_t position, sampler_row *row);
+
+/* The plain C reference of sampler_draw: full sort, no shortcuts; same bits. */
+bt_status sampler_draw_ref(const sampler_params *params, const float *logits, uint32_t vocab_size,
+                           uint32_t position, sampler_row *row);
+
+/* murmur3_32 over the words seed low, seed high, position, column (state 0, length 16). */
+uint32_t sampler_hash(uint64_t seed, uint32_t position, uint32_t column);
+/* g = -log(-min(log(h / 4294967295), -2^-32)), the inner log clamped below at -DBL_MAX. The column is
+ * the rank in the sorted row when top_k is finite, else the token id. */
+double sampler_noise(uint32_t hash);
+
+#endif

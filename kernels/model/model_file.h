@@ -1,10 +1,10 @@
 /* Reading model files: the one place that knows GGUF and HF folders. A model_file yields tensors by
- * role, not by name, always in Hugging Face's row order (architecture `llama` in GGUF has the rows of
- * Q and K permuted; they are put back here) and always rounded to bf16: matrices row-major
- * [rows = outputs, columns = inputs], vectors widened again to f32 by the reader's user.
+ * role, not by name, always in Hugging Face's row order (architecture `llama` in GGUF has the rows
+ * of Q and K permuted; they are put back here) and always rounded to bf16: matrices row-major [rows
+ * = outputs, columns = inputs], vectors widened again to f32 by the reader's user.
  *
- * Internal to kernels/. Only this needs jansson and libcrypto (through bt_base_io); ops, sampler and
- * model_step do not. Blocking; a model_file belongs to one thread. */
+ * Internal to kernels/. Only this needs jansson and libcrypto (through bt_base_io); ops, sampler
+ * and model_step do not. Blocking; a model_file belongs to one thread. */
 #ifndef BT_KERNELS_MODEL_MODEL_FILE_H
 #define BT_KERNELS_MODEL_MODEL_FILE_H
 

@@ -1,0 +1,49 @@
+/* The pool of KV pages of one worker: one registered block of memory, pages of equal size, each
+ * with one explicit state that only this file changes. Owners are numbers chosen by the caller (one
+ * owner record per attempt). Not thread-safe: the event thread owns it. */
+#ifndef BT_PD_BUFFERS_KV_POOL_H
+#define BT_PD_BUFFERS_KV_POOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef enum kv_page_state {
+    KV_PAGE_FREE,
+    KV_PAGE_OWNED,       /* belongs to an owner: being filled, computed on or sent */
+    KV_PAGE_QUARANTINED, /* its owner ended, but a transfer may still write or read it */
+} kv_page_state;
+
+typedef struct kv_pool kv_pool;
+
+typedef struct kv_pool_options {
+    uint32_t page_count;
+    size_t page_bytes;
+    uint32_t layers; /* page_bytes is a multiple of it; transfers cut pages there */
+} kv_pool_options;
+
+typedef struct kv_pool_counts {
+    uint32_t total, free, owned, quarantined;
+} kv_pool_counts;
+
+BT_MUST_CHECK bt_status kv_pool_create(const kv_pool_options *options, kv_pool **out);
+void kv_pool_destroy(kv_pool *pool);
+void *kv_pool_memory(kv_pool *pool);
+size_t kv_pool_memory_bytes(const kv_pool *pool);
+void *kv_pool_page(kv_pool *pool, uint32_t page);
+const kv_pool_options *kv_pool_get_options(const kv_pool *pool);
+
+/* All `count` pages or none (REQUEST_FULL). */
+BT_MUST_CHECK bt_status kv_pool_acquire(kv_pool *pool, uint64_t owner, uint32_t count,
+                                        uint32_t *pages_out);
+/* Pages go back to FREE; asserted to belong to owner (OWNED or QUARANTINED). */
+void kv_pool_release(kv_pool *pool, uint64_t owner, const uint32_t *pages, uint32_t count);
+void kv_pool_quarantine(kv_pool *pool, uint64_t owner, const uint32_t *pages, uint32_t count);
+uint64_t kv_pool_owner(const kv_pool *pool, uint32_t page);
+kv_pool_counts kv_pool_count(const kv_pool *pool);
+/* Recounts every page; false when the states and the counts disagree. */
+bool kv_pool_check(const kv_pool *pool);
+
+#endif

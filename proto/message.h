@@ -1,0 +1,267 @@
+/* The control messages between router and workers, as plain C structs: what the pure control cores
+ * read and write. proto_codec turns them into protobuf-c frames and back, and validates; nothing
+ * else touches protobuf-c.
+ *
+ * Two connections per worker and router, both dialled by the worker, told apart by the first frame:
+ *   control  small messages, never behind bulk
+ *   streams  frames of at most PROTO_FRAME_PAYLOAD_MAX bytes of payload: prompts and cancels to
+ *            prefill, row streams from decode, credits to decode
+ *
+ * A message may have a *payload*: raw little-endian bytes that follow the protobuf header and never
+ * pass through a protobuf buffer. Durations travel, never points in time. */
+#ifndef BT_PROTO_MESSAGE_H
+#define BT_PROTO_MESSAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "proto/record.h"
+
+enum {
+    PROTO_VERSION_MAJOR = 1,
+    PROTO_VERSION_MINOR = 0,
+    PROTO_FRAME_HEADER_MAX = 64 * 1024,
+    PROTO_FRAME_PAYLOAD_MAX = 256 * 1024,
+    PROTO_TEXT_MAX = 512,
+    PROTO_ADDRESS_MAX = 4096,
+    PROTO_STOP_IDS_MAX = 64,
+};
+
+typedef enum proto_role {
+    PROTO_ROLE_PREFILL = 1,
+    PROTO_ROLE_DECODE = 2,
+} proto_role;
+
+typedef enum proto_lane {
+    PROTO_LANE_CONTROL = 1,
+    PROTO_LANE_STREAMS = 2,
+} proto_lane;
+
+/* One try of one request. Minted by the router only; a retry is a new attempt. */
+typedef struct proto_attempt {
+    uint64_t router_incarnation;
+    uint64_t counter;
+} proto_attempt;
+
+static inline bool proto_attempt_equal(proto_attempt a, proto_attempt b) {
+    return a.router_incarnation == b.router_incarnation && a.counter == b.counter;
+}
+
+/* What both workers are told about the generation of one attempt, validated by the router. */
+typedef struct proto_generation {
+    uint32_t max_new_tokens; /* 0: prefill only, nothing is sampled or handed over */
+    float temperature;       /* > 0 */
+    float top_p;             /* (0, 1] */
+    uint32_t top_k;          /* 0 = all, 1 = greedy */
+    uint32_t mask_mode;      /* sampler_mask_mode's numbers */
+    uint32_t wants_logprob;
+    uint32_t vocab_limit;
+    uint64_t seed;
+    uint32_t stop_id_count; /* EOS and stop_token_ids together; none with ignore_eos */
+    int32_t stop_ids[PROTO_STOP_IDS_MAX];
+} proto_generation;
+
+typedef enum proto_kind {
+    PROTO_HELLO = 1,
+    PROTO_WELCOME,
+    PROTO_REFUSE,
+    PROTO_READY,
+    PROTO_PEER,
+    PROTO_PEER_GONE,
+    PROTO_PAIR_READY,
+    PROTO_PING,
+    PROTO_PONG,
+    PROTO_RESERVE,
+    PROTO_RESERVATION,
+    PROTO_RUN,
+    PROTO_PREFILL_DONE,
+    PROTO_CANCEL,
+    PROTO_CHUNK,
+    PROTO_CREDIT,
+    PROTO_CAPACITY,
+} proto_kind;
+
+/* worker -> router, the first frame on each connection. On streams only role, lane, incarnation and
+ * the versions count. */
+typedef struct proto_hello {
+    uint32_t version_major, version_minor;
+    proto_lane lane;
+    proto_role role;
+    uint64_t incarnation; /* random per process; a restart is a new peer */
+    char host[256];
+    uint32_t pid;
+    cluster_record record;
+    uint32_t
+        pins; /* bit per record_field: given on the worker's command line, compared, not adopted */
+    char model_name[128];
+    uint32_t vocab_size, context_tokens;
+    uint32_t eos_count;
+    int32_t eos_ids[8];
+    uint32_t tp_rank, tp_count, pp_rank, pp_count, dp_rank, dp_count; /* counts above 1: refused */
+} proto_hello;
+
+/* router -> worker on control. The worker sizes its row slots by record.sampling_mask_max_tokens.
+ */
+typedef struct proto_welcome {
+    uint64_t router_incarnation;
+    char router_host[256];
+    uint32_t worker_id; /* this router's name for the worker, never reused */
+    cluster_record record;
+    uint32_t heartbeat_ms, dead_after_ms;
+} proto_welcome;
+
+/* router -> worker: the sentence of rule 1; the worker prints it and ends. */
+typedef struct proto_refuse {
+    char text[PROTO_TEXT_MAX];
+} proto_refuse;
+
+/* worker -> router on control: pools are allocated and the mover listens. */
+typedef struct proto_ready {
+    uint32_t address_bytes;
+    uint8_t address[PROTO_ADDRESS_MAX]; /* opaque to the router */
+    uint32_t pages_total, page_tokens, rows_total, sequences_max;
+    uint32_t step_tokens; /* prefill: tokens of one compute step, for "two steps queued" */
+} proto_ready;
+
+/* router -> worker: a worker of the other role; connect to it. */
+typedef struct proto_peer {
+    uint32_t worker_id;
+    uint64_t incarnation;
+    proto_role role;
+    char host[256];
+    uint32_t address_bytes;
+    uint8_t address[PROTO_ADDRESS_MAX];
+} proto_peer;
+
+/* PEER_GONE (router -> worker) and PAIR_READY (decode -> router: a hello went both ways over the
+ * mover between this decode and that prefill; or, with a status, it broke). */
+typedef struct proto_pair {
+    uint32_t worker_id;
+    uint64_t incarnation;
+    int32_t status;
+} proto_pair;
+
+typedef struct proto_ping {
+    uint64_t sequence;
+    uint32_t queued_tokens; /* prefill: prompt tokens not yet computed */
+    uint32_t pages_free;    /* decode */
+    uint32_t sequences_running;
+} proto_ping;
+
+/* router -> decode on control: keep pages for prompt_tokens + max_new_tokens and a row slot. */
+typedef struct proto_reserve {
+    proto_attempt attempt;
+    uint32_t prefill_worker_id;
+    uint64_t prefill_incarnation;
+    uint32_t prompt_tokens;
+    uint32_t deadline_ms;  /* until the row and all KV are proven */
+    uint64_t credit_bytes; /* first window of the row stream; UINT64_MAX = never withheld */
+    proto_generation generation;
+} proto_reserve;
+
+/* decode -> router on control. status OK, REQUEST_FULL (wait for CAPACITY), REQUEST_TOO_LARGE, ...
+ */
+typedef struct proto_reservation {
+    proto_attempt attempt;
+    int32_t status;
+    uint32_t slot;
+    uint32_t slot_generation;
+    char text[PROTO_TEXT_MAX];
+} proto_reservation;
+
+/* router -> prefill on streams, payload: int32 prompt ids from `first_token` on. A prompt longer
+ * than one frame follows in further RUN frames with the same attempt and a larger first_token, in
+ * order. */
+typedef struct proto_run {
+    proto_attempt attempt;
+    uint32_t decode_worker_id; /* 0 with max_new_tokens 0 */
+    uint64_t decode_incarnation;
+    uint32_t slot;
+    uint32_t slot_generation;
+    uint32_t prompt_tokens;
+    uint32_t first_token;
+    uint32_t deadline_ms;
+    proto_generation generation;
+} proto_run;
+
+/* prefill -> router on control, once per attempt: its compute ended. OK = the row is on its way (or
+ * nothing was to be sampled). A later failure of the transfer is another PREFILL_DONE with a PEER
+ * or REQUEST status. REQUEST_OVERFLOW and REQUEST_CAPTURE carry the client's true status. */
+typedef struct proto_prefill_done {
+    proto_attempt attempt;
+    int32_t status;
+    uint32_t cached_tokens;
+    uint32_t cap_needed;
+    char text[PROTO_TEXT_MAX];
+} proto_prefill_done;
+
+/* router -> decode on control, router -> prefill on streams (behind its RUN). Idempotent. */
+typedef struct proto_cancel {
+    proto_attempt attempt;
+} proto_cancel;
+
+typedef enum proto_finish {
+    PROTO_FINISH_NONE = 0, /* the stream goes on */
+    PROTO_FINISH_STOP = 1, /* matched_id is one of stop_ids */
+    PROTO_FINISH_LENGTH = 2,
+    PROTO_FINISH_ERROR = 3, /* status and text say why; the rows before it stand */
+} proto_finish;
+
+/* decode -> router on streams, payload: the next bytes of this attempt's row stream (row_stream.h).
+ * Rows may span frames. The last frame has a finish. */
+typedef struct proto_chunk {
+    proto_attempt attempt;
+    uint64_t offset; /* of the payload in the stream */
+    proto_finish finish;
+    int32_t matched_id;
+    int32_t status;
+    uint32_t rows_total; /* with a finish: rows of the whole stream */
+    uint32_t cached_tokens;
+    uint32_t cap_needed;
+    char text[PROTO_TEXT_MAX];
+} proto_chunk;
+
+/* router -> decode on streams: that many more bytes of the row stream may be sent. */
+typedef struct proto_credit {
+    proto_attempt attempt;
+    uint64_t bytes;
+} proto_credit;
+
+/* decode -> router on control, after a release that follows a FULL. */
+typedef struct proto_capacity {
+    uint32_t pages_free;
+    uint32_t rows_free;
+    uint32_t sequences_free;
+} proto_capacity;
+
+typedef struct proto_message {
+    proto_kind kind;
+    union {
+        proto_hello hello;
+        proto_welcome welcome;
+        proto_refuse refuse;
+        proto_ready ready;
+        proto_peer peer;
+        proto_pair pair; /* PEER_GONE, PAIR_READY */
+        proto_ping ping; /* PING, PONG */
+        proto_reserve reserve;
+        proto_reservation reservation;
+        proto_run run;
+        proto_prefill_done prefill_done;
+        proto_cancel cancel;
+        proto_chunk chunk;
+        proto_credit credit;
+        proto_capacity capacity;
+    };
+    /* Sending: a bt_malloc block that the link takes and frees once written; receiving: borrowed
+     * for the call. NULL and 0 without a payload. */
+    void *payload;
+    size_t payload_bytes;
+} proto_message;
+
+/* "hello", "reserve", ...; for logs. */
+const char *proto_kind_name(proto_kind kind);
+
+#endif

@@ -1,0 +1,85 @@
+/* The metadata row: the first token and everything else that only prefill knows, as a self-proving
+ * record in a fixed-width slot (rules 2 and 3). Little-endian, format version 1:
+ *
+ *   offset bytes field                        offset bytes field
+ *        0     4 magic "BROW"                     56     4 status (sampler_status)
+ *        4     2 format version                   60     4 support size
+ *        6     2 header bytes (128)               64     4 cap needed
+ *        8     4 total bytes (header+sections)    68     4 cached tokens
+ *       12     4 CRC32C                           72     4 KV chunks of the attempt
+ *       16    16 attempt (incarnation, counter)   76     4 KV pages of the attempt
+ *       32     4 sample index                     80     8 KV bytes of the attempt
+ *       36     4 slot                             88     4 prompt tokens
+ *       40     4 slot generation                  92     4 mask mode
+ *       44     4 first token                      96    32 reserved, zero
+ *       48     8 writer incarnation
+ *
+ * then sections {u16 kind, u16 zero, u32 bytes, data, zero padding to 8}. The CRC32C covers the
+ * header with its own field zero, then the chunk checksums (u32 each, in chunk-index order; not
+ * sent, kept by both sides; zeros when checksums are off), then the sections. Only total_bytes
+ * travel.
+ *
+ * Pure; the caller owns all memory. */
+#ifndef BT_PROTO_ROW_H
+#define BT_PROTO_ROW_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "proto/message.h"
+
+enum {
+    ROW_FORMAT_VERSION = 1,
+    ROW_HEADER_BYTES = 128,
+    ROW_SLOT_ALIGNMENT = 64,
+};
+
+typedef enum row_section {
+    ROW_SECTION_SUPPORT_IDS = 1,      /* int32 [support size] */
+    ROW_SECTION_SUPPORT_LOGPROBS = 2, /* float32 [support size], support mode */
+    ROW_SECTION_SELECTED_LOGPROB = 3, /* float32 [1], selected mode and support mode */
+    ROW_SECTION_FIRST_LOGPROB = 4,    /* float32 [1], with return_logprob */
+    ROW_SECTION_TOP_LOGPROBS = 5,     /* later: {int32 id, float32 logprob} pairs */
+} row_section;
+
+/* A row in host form. For row_encode the arrays are borrowed from the caller; row_decode points
+ * them into the slot. */
+typedef struct metadata_row {
+    proto_attempt attempt;
+    uint32_t sample_index;
+    uint32_t slot;
+    uint32_t slot_generation;
+    uint64_t writer_incarnation;
+    int32_t first_token;
+    uint32_t status;
+    uint32_t support_count;
+    uint32_t cap_needed;
+    uint32_t cached_tokens;
+    uint32_t chunk_count;
+    uint32_t page_count;
+    uint64_t kv_bytes;
+    uint32_t prompt_tokens;
+    uint32_t mask_mode;
+    uint32_t has_first_logprob;
+    float first_logprob;
+    float selected_logprob;        /* mask_mode not off */
+    const int32_t *support_ids;    /* [support_count] */
+    const float *support_logprobs; /* [support_count] in support mode, else NULL */
+} metadata_row;
+
+/* Width of a slot for rows of up to cap support entries; a multiple of ROW_SLOT_ALIGNMENT. */
+size_t row_slot_bytes(uint32_t cap);
+
+/* Writes *row into slot [slot_bytes]; chunk_checksums [row->chunk_count]. Returns total bytes in
+ * *total_out. CALLER_LIMIT when it does not fit. */
+BT_MUST_CHECK bt_status row_encode(const metadata_row *row, const uint32_t *chunk_checksums,
+                                   void *slot, size_t slot_bytes, size_t *total_out);
+/* Reads the header and sections of `bytes` received bytes without trusting them: bounds, magic,
+ * version, section kinds and sizes against mask mode and support size. No proof yet. */
+BT_MUST_CHECK bt_status row_decode(const void *slot, size_t bytes, metadata_row *row_out);
+/* The proof: the CRC over header, the chunk checksums as decode knows them, and sections. */
+BT_MUST_CHECK bt_status row_prove(const void *slot, size_t bytes, const uint32_t *chunk_checksums,
+                                  uint32_t chunk_count);
+
+#endif

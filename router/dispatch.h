@@ -1,0 +1,133 @@
+/* The router's control core: registry of workers, the cluster record, the request queue, pairing,
+ * reservations, retries, deadlines and stream credits. Pure: (state, event, now) -> calls of the
+ * ops table; no sockets, no threads, no clock of its own. One thread (the control thread, or the
+ * simulator) makes all calls. ops are never called back into the dispatch.
+ *
+ * The way of one request: QUEUED -> (a pair is chosen: prefill with less than two steps of work
+ * queued) RESERVING -> RUNNING (RUN is with prefill, rows may come from decode) -> ended. A failure
+ * that is the cluster's and not the client's, before any row was handed on, is retried as a new
+ * attempt; after that it is an honest error. */
+#ifndef BT_ROUTER_DISPATCH_H
+#define BT_ROUTER_DISPATCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "proto/message.h"
+#include "proto/record.h"
+
+typedef struct dispatch dispatch;
+
+/* A connection as the owner of sockets numbers it; 0 is never used. */
+typedef uint64_t dispatch_link;
+
+typedef struct dispatch_request {
+    uint64_t id;           /* the caller's name of the request, unique while it lives, never 0 */
+    const int32_t *prompt; /* borrowed for the call */
+    uint32_t prompt_tokens;
+    proto_generation generation;
+    /* true: the row stream's credit is granted only by dispatch_grant (a streaming reply); false:
+     * it is never withheld (a reply that is sent when complete). */
+    bool is_credited;
+    uint32_t timeout_ms; /* of the whole request; 0 = the option's default */
+} dispatch_request;
+
+/* How a request ended; exactly one per submitted request. */
+typedef struct dispatch_end {
+    bt_status status; /* OK, or why; REQUEST_* and PEER_* map to HTTP as in http_status */
+    int http_status;  /* 200, 400, 500, 503 */
+    proto_finish finish;
+    int32_t matched_id; /* finish STOP */
+    uint32_t rows_total;
+    uint32_t cached_tokens;
+    uint32_t attempts;         /* tries made */
+    char text[PROTO_TEXT_MAX]; /* the sentence of an error */
+} dispatch_end;
+
+typedef struct dispatch_ops {
+    /* Sends on one connection; takes message->payload. A failed send shows as dispatch_on_closed.
+     */
+    void (*send)(void *context, dispatch_link link, proto_message *message);
+    /* Close after what is queued was written. dispatch_on_closed does not follow. */
+    void (*close)(void *context, dispatch_link link);
+    /* The next bytes of the request's row stream (row_stream.h), whole records only; borrowed. */
+    void (*on_rows)(void *context, uint64_t request, const uint8_t *records, size_t bytes,
+                    uint32_t row_count);
+    void (*on_end)(void *context, uint64_t request, const dispatch_end *end);
+    /* The cluster can serve (or no longer): at least one compatible pair is ready. */
+    void (*on_ready_changed)(void *context, bool is_ready);
+    void *context;
+} dispatch_ops;
+
+typedef struct dispatch_options {
+    uint64_t incarnation; /* random, never 0 */
+    char host[256];
+    cluster_record
+        record; /* what the router itself knows: cap, checksum, tokenizer fingerprint, versions */
+    uint32_t heartbeat_ms, dead_after_ms;
+    uint32_t requests_max; /* queued and running; beyond: REQUEST_FULL, 503 */
+    uint32_t request_timeout_ms;
+    uint32_t handoff_timeout_ms;
+    uint32_t attempts_max;        /* tries of one request */
+    uint64_t stream_window_bytes; /* raised to one row at the cap plus one frame */
+    uint64_t seed;                /* of tie-breaks */
+} dispatch_options;
+
+BT_MUST_CHECK bt_status dispatch_create(const dispatch_options *options, const dispatch_ops *ops,
+                                        dispatch **out);
+void dispatch_destroy(dispatch *d);
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+/* REQUEST_FULL (queue), REQUEST_DUPLICATE, REQUEST_NO_WORKER (no cluster yet), REQUEST_INVALID;
+ * otherwise on_end will follow exactly once. */
+BT_MUST_CHECK bt_status dispatch_submit(dispatch *d, const dispatch_request *request,
+                                        uint64_t now_us, bt_error *error);
+/* The client left or a stop string matched: cancels both legs. on_end still follows (CANCELLED),
+ * possibly inside the call. Unknown ids are ignored. */
+void dispatch_cancel(dispatch *d, uint64_t request, uint64_t now_us);
+/* The reader consumed that many bytes of the row stream. */
+void dispatch_grant(dispatch *d, uint64_t request, uint64_t bytes, uint64_t now_us);
+
+/* ---- connections ----------------------------------------------------------------------------- */
+
+/* A frame arrived on a worker connection; the first one must be a HELLO. message->payload is
+ * borrowed. */
+void dispatch_on_message(dispatch *d, dispatch_link link, const proto_message *message,
+                         uint64_t now_us);
+/* The connection ended (peer, network or a protocol error of the framing layer). */
+void dispatch_on_closed(dispatch *d, dispatch_link link, uint64_t now_us);
+/* Deadlines, heartbeats, retries. Call every <= 100 ms. */
+void dispatch_tick(dispatch *d, uint64_t now_us);
+
+/* ---- looking --------------------------------------------------------------------------------- */
+
+typedef struct dispatch_worker_view {
+    uint32_t worker_id;
+    proto_role role;
+    uint64_t incarnation;
+    char host[256];
+    uint32_t pid;
+    bool is_ready;
+    uint32_t attempts, queued_tokens, pages_free, pages_total, sequences_running;
+} dispatch_worker_view;
+
+typedef struct dispatch_view {
+    bool is_ready;
+    cluster_record record; /* with what the workers founded */
+    char model_name[128];
+    uint32_t vocab_size, context_tokens;
+    uint32_t eos_count;
+    int32_t eos_ids[8];
+    uint32_t requests_queued, requests_running;
+    uint64_t requests_total, retries_total, refused_total;
+    uint32_t worker_count;
+} dispatch_view;
+
+void dispatch_look(const dispatch *d, dispatch_view *view_out);
+/* Copies up to max views; returns how many there are. */
+uint32_t dispatch_look_workers(const dispatch *d, dispatch_worker_view *views, uint32_t max);
+
+#endif

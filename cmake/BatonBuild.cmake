@@ -14,9 +14,10 @@ find_package(Threads REQUIRED)
 add_library(bt_warnings INTERFACE)
 target_compile_definitions(bt_warnings INTERFACE _GNU_SOURCE)
 target_include_directories(bt_warnings INTERFACE ${CMAKE_SOURCE_DIR})
-# Rule 4 (prefix-determinism): the compiler may not contract a*b+c on its own.
+# Rule 4 (prefix-determinism): the compiler may not contract a*b+c on its own. That nobody traps or
+# reads errno changes no value, and lets loops over kernels/math.h vectorise.
 target_compile_options(bt_warnings INTERFACE
-  -ffp-contract=off -fno-strict-aliasing -fno-omit-frame-pointer
+  -ffp-contract=off -fno-trapping-math -fno-math-errno -fno-strict-aliasing -fno-omit-frame-pointer
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wstrict-prototypes
   -Wmissing-prototypes -Wvla -Wundef -Wcast-qual -Wwrite-strings -Wformat=2 -Wimplicit-fallthrough)
 if(BT_WERROR)

@@ -1,9 +1,9 @@
 /* The narrow interface of everything that computes: load a model, run model_step(batch). One step
  * serves both roles; prefill rows have many query tokens, decode rows one.
  *
- * Nouns. A *model* is immutable weights (shared by threads). A *model_runner* owns the workspace and
- * the thread pool that run steps of one model on one pool of KV pages; it belongs to one thread (the
- * compute owner). KV memory is borrowed from the caller.
+ * Nouns. A *model* is immutable weights (shared by threads). A *model_runner* owns the workspace
+ * and the thread pool that run steps of one model on one pool of KV pages; it belongs to one thread
+ * (the compute owner). KV memory is borrowed from the caller.
  *
  * Promise (rule 4): logits of a position depend, bit for bit, only on the weights and the tokens
  * before it; not on the batch, the chunking, page placement, thread count or instruction set. */
@@ -72,12 +72,12 @@ const char *model_numerics(void);
 const char *model_isa_name(void);
 
 typedef struct model_runner_options {
-    uint32_t threads;     /* >= 1, the caller's included */
-    uint32_t tokens_max;  /* most tokens of one batch */
-    uint32_t rows_max;    /* most sequences of one batch */
-    const char *isa;      /* NULL = best of this CPU; else a model_isa_name, for tests */
-    kv_page_layout kv;    /* must be model_kv_layout's answer */
-    void *kv_memory;      /* borrowed: page i starts at kv_memory + i * kv_page_bytes(&kv) */
+    uint32_t threads;    /* >= 1, the caller's included */
+    uint32_t tokens_max; /* most tokens of one batch */
+    uint32_t rows_max;   /* most sequences of one batch */
+    const char *isa;     /* NULL = best of this CPU; else a model_isa_name, for tests */
+    kv_page_layout kv;   /* must be model_kv_layout's answer */
+    void *kv_memory;     /* borrowed: page i starts at kv_memory + i * kv_page_bytes(&kv) */
     uint32_t kv_page_count;
 } model_runner_options;
 
@@ -101,7 +101,7 @@ typedef struct model_batch {
     const uint8_t *samples;          /* [sequences]: 1 = draw from the last query token's logits */
     const sampler_params *sampling;  /* [sequences]; read where samples[s] is 1 */
     sampler_row *rows;               /* [sequences], out, where samples[s] is 1 */
-    float *logits;                   /* NULL, or [sequences, vocab_size], out where samples[s] is 1 */
+    float *logits; /* NULL, or [sequences, vocab_size], out where samples[s] is 1 */
 } model_batch;
 
 /* Writes K and V of every query token into the pages, then draws. Blocking. Errors: CALLER_ARGUMENT

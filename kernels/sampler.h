@@ -64,8 +64,8 @@ BT_MUST_CHECK bt_status sampler_workspace_create(uint32_t vocab_size, sampler_wo
 void sampler_workspace_destroy(sampler_workspace *workspace);
 
 /* Draws from logits [vocab_size] (borrowed, not changed) at `position`: the absolute index of the
- * last token already consumed (prompt length - 1 for the first output token). Never fails: what goes
- * wrong is in row->status. NaN logits give SAMPLER_INVALID. */
+ * last token already consumed (prompt length - 1 for the first output token). Never fails: what
+ * goes wrong is in row->status. NaN logits give SAMPLER_INVALID. */
 void sampler_draw(sampler_workspace *workspace, const sampler_params *params, const float *logits,
                   uint32_t vocab_size, uint32_t position, sampler_row *row);
 
@@ -75,8 +75,8 @@ bt_status sampler_draw_ref(const sampler_params *params, const float *logits, ui
 
 /* murmur3_32 over the words seed low, seed high, position, column (state 0, length 16). */
 uint32_t sampler_hash(uint64_t seed, uint32_t position, uint32_t column);
-/* g = -log(-min(log(h / 4294967295), -2^-32)), the inner log clamped below at -DBL_MAX. The column is
- * the rank in the sorted row when top_k is finite, else the token id. */
+/* g = -log(-min(log(h / 4294967295), -2^-32)), the inner log clamped below at -DBL_MAX. The column
+ * is the rank in the sorted row when top_k is finite, else the token id. */
 double sampler_noise(uint32_t hash);
 
 #endif

@@ -130,7 +130,8 @@ void handoff_sender_destroy(handoff_sender *sender);
 /* REQUEST_FULL when no staging slot or attempt record is free. */
 BT_MUST_CHECK bt_status handoff_sender_begin(handoff_sender *sender, const handoff_target *target);
 /* Logical pages [first, first + count) are computed and final; pages [count] are their ids, copied.
- * In order. Only the last call, given with `is_last`, may hold a partial page (the caller has zeroed its tail).
+ * In order. Only the last call, given with `is_last`, may hold a partial page (the caller has
+ * zeroed its tail).
  */
 BT_MUST_CHECK bt_status handoff_sender_pages(handoff_sender *sender, proto_attempt attempt,
                                              uint32_t first, uint32_t count, const uint32_t *pages,

@@ -57,8 +57,8 @@ BT_MUST_CHECK bt_status token_list_append(token_list *list, int32_t id);
 void token_list_fini(token_list *list);
 
 /* Streaming detokenisation: bytes of tokens go in, the longest prefix that is complete UTF-8 comes
- * out; bytes that can no longer become valid are replaced by U+FFFD (WHATWG maximal subpart). At most
- * 3 bytes are held back. */
+ * out; bytes that can no longer become valid are replaced by U+FFFD (WHATWG maximal subpart). At
+ * most 3 bytes are held back. */
 typedef struct detokenizer {
     uint8_t held[4];
     uint8_t held_count;
@@ -80,8 +80,8 @@ typedef struct chat_message {
 } chat_message;
 
 /* Renders ChatML and encodes it: template pieces with special tokens, contents without, so that a
- * user's text never becomes a special token. adds the generation prompt. Errors: REQUEST_UNSUPPORTED
- * with a sentence when the model's template is not ChatML. */
+ * user's text never becomes a special token. adds the generation prompt. Errors:
+ * REQUEST_UNSUPPORTED with a sentence when the model's template is not ChatML. */
 BT_MUST_CHECK bt_status tokenizer_encode_chat(const tokenizer *t, const chat_message *messages,
                                               size_t message_count, uint32_t tokens_max,
                                               token_list *list, bt_error *error);

@@ -111,7 +111,8 @@ typedef struct dispatch_worker_view {
     char host[256];
     uint32_t pid;
     bool is_ready;
-    uint32_t attempts, queued_tokens, pages_free, pages_total, sequences_running;
+    uint32_t attempts, queued_tokens, sequences_running; /* as of the worker's last ping or pong */
+    uint32_t pages_free, pages_total, rows_free, rows_total;
 } dispatch_worker_view;
 
 typedef struct dispatch_view {

@@ -146,7 +146,8 @@ typedef struct proto_pair {
 typedef struct proto_ping {
     uint64_t sequence;
     uint32_t queued_tokens; /* prefill: prompt tokens not yet computed */
-    uint32_t pages_free;    /* decode */
+    uint32_t pages_free;    /* of the KV pool; quarantined pages are not free */
+    uint32_t rows_free;     /* of the row slots */
     uint32_t sequences_running;
 } proto_ping;
 

@@ -1,0 +1,248 @@
+"""Every line of bad input: a clear error on the right side, and nothing lost or leaked afterwards."""
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import tempfile
+
+from harness import (BIN, ROOT, Cluster, case, check, descriptors, equal, run_cases, tiny_model,
+                     wait_until)
+
+cluster = None
+PROMPT = [5, 9, 33]
+
+
+def settled(function):
+    """After the case: pages, slots and requests are released, descriptors are back."""
+    def wrapped():
+        pids = cluster.pids("router") + cluster.pids("prefill") + cluster.pids("decode")
+        before = {pid: descriptors(pid) for pid in pids}
+        function()
+        cluster.wait_at_rest()
+        after = cluster.pids("router") + cluster.pids("prefill") + cluster.pids("decode")
+        equal(after, pids, "processes")
+        wait_until(lambda: all(descriptors(p) <= before[p] + 1 for p in pids), "descriptors are back")
+        equal(cluster.generate(input_ids=PROMPT, sampling_params={"max_new_tokens": 2}).status, 200)
+    wrapped.__name__ = function.__name__
+    return case(wrapped)
+
+
+def refused(fields, *needles, status=400, path="/generate"):
+    reply = cluster.request("POST", path, fields)
+    equal(reply.status, status, f"{fields} -> {reply.body[:300]!r}")
+    message = reply.json.get("error", {}).get("message") or reply.json["message"]
+    for needle in needles:
+        check(needle in message, f"{needle!r} is not in {message!r} for {fields}")
+    streamed = fields if isinstance(fields, (bytes, str)) else {**fields, "stream": True}
+    equal(cluster.request("POST", path, streamed).status, status, f"streamed {fields}")
+
+
+@settled
+def malformed_json():
+    for body in (b"", b"{", b"[]", b"null", b'{"text":"a"} x', b'{"text":"a\xff"}', b'{"text":"\\ud83d"}',
+                 b'{"text":"a",}', b"\x00", b"{" * 5000, b'{"a":' * 300 + b"1" + b"}" * 300,
+                 b'{"text":"a","sampling_params":{"temperature":NaN}}',
+                 b'{"text":"a","sampling_params":{"temperature":1e400}}'):
+        reply = cluster.request("POST", "/generate", body)
+        equal(reply.status, 400, f"{body[:60]!r} -> {reply.body[:200]!r}")
+        check(reply.json, "the error is JSON")
+
+
+@settled
+def wrong_types_and_shapes():
+    for fields in ({}, {"text": 5}, {"input_ids": "x"}, {"input_ids": [1, "2"]}, {"input_ids": [True]},
+                   {"input_ids": [1.5]}, {"text": "a", "input_ids": [1]}, {"text": None},
+                   {"text": "a", "stream": "yes"}, {"text": "a", "return_sampling_mask": 1},
+                   {"text": "a", "sampling_params": 3}, {"text": "a", "sampling_params": [1]},
+                   {"text": "a", "sampling_params": {"temperature": "hot"}},
+                   {"text": "a", "sampling_params": {"max_new_tokens": -1}},
+                   {"text": "a", "sampling_params": {"max_new_tokens": 1.5}},
+                   {"text": "a", "sampling_params": {"max_new_tokens": True}},
+                   {"text": "a", "sampling_params": {"stop": 3}},
+                   {"text": "a", "sampling_params": {"stop": [3]}},
+                   {"text": "a", "sampling_params": {"stop_token_ids": ["a"]}},
+                   {"text": "a", "sampling_params": {"ignore_eos": "no"}},
+                   {"text": "a", "sampling_params": {"sampling_seed": "x"}},
+                   {"text": "a", "sampling_logprobs_mode": "all", "return_sampling_mask": True}):
+        refused(fields)
+
+
+@settled
+def values_out_of_range():
+    for params, text in (({"temperature": -1}, "temperature must be a non-negative finite number, got -1"),
+                         ({"top_p": 0}, "top_p must be in (0, 1], got 0"),
+                         ({"top_p": 1.5}, "top_p must be in (0, 1], got 1.5"),
+                         ({"top_k": 0}, "top_k must be -1 (disable) or at least 1, got 0"),
+                         ({"top_k": -2}, "top_k must be -1 (disable) or at least 1, got -2"),
+                         ({"min_p": 2}, "min_p must be in [0, 1], got 2"),
+                         ({"frequency_penalty": 3}, "frequency_penalty must be in [-2, 2], got 3"),
+                         ({"repetition_penalty": 0}, "repetition_penalty must be in (0, 2]")):
+        refused({"input_ids": PROMPT, "sampling_params": params}, text)
+
+
+@settled
+def unknown_sampling_keys_are_named():
+    refused({"input_ids": PROMPT, "sampling_params": {"temprature": 1}}, "temprature")
+    accepted = cluster.generate(input_ids=PROMPT, sampling_params={"max_new_tokens": 1}, lora_path="",
+                                stream_options={"x": 1}, unknown_field=3)
+    equal(accepted.status, 200, "unknown top-level fields are ignored")
+
+
+@settled
+def not_built_yet_is_refused_by_name_and_neutral_values_pass():
+    neutral = {"n": 1, "min_p": 0, "frequency_penalty": 0, "presence_penalty": 0.0,
+               "repetition_penalty": 1, "logit_bias": None, "min_new_tokens": 0, "regex": None,
+               "json_schema": None, "stop": None, "stop_token_ids": None, "temperature": None,
+               "top_k": -1, "max_new_tokens": 1, "spaces_between_special_tokens": False}
+    reply = cluster.generate(input_ids=PROMPT, sampling_params=neutral, top_logprobs_num=0,
+                             token_ids_logprob=None, logprob_start_len=-1)
+    equal(reply.status, 200, reply.body)
+    for key, value in (("n", 2), ("min_p", 0.5), ("frequency_penalty", 1), ("presence_penalty", 1),
+                       ("repetition_penalty", 1.5), ("logit_bias", {"1": 2}), ("min_new_tokens", 3),
+                       ("regex", "a"), ("json_schema", "{}")):
+        refused({"input_ids": PROMPT, "sampling_params": {key: value}}, key)
+    for key, value in (("top_logprobs_num", 2), ("token_ids_logprob", [1]), ("logprob_start_len", 0)):
+        refused({"input_ids": PROMPT, "return_logprob": True, key: value}, key)
+    refused({"text": ["a", "b"]}, "list")
+
+
+@settled
+def ids_out_of_range_and_empty_prompts():
+    vocabulary = cluster.get("/server_info").json["vocab_size"]
+    for ids in ([vocabulary], [-1], [2**31], [2**63], [1, 2, 10**30]):
+        refused({"input_ids": ids})
+    refused({"input_ids": []}, "input_ids cannot be empty")
+    refused({"text": ""})
+
+
+@settled
+def prompts_longer_than_the_context():
+    context = cluster.get("/v1/models").json["data"][0]["max_model_len"]
+    refused({"input_ids": [3] * context},
+            f"The input ({context} tokens) is longer than the model's context length ({context} tokens).")
+    refused({"input_ids": [3] * (context - 5), "sampling_params": {"max_new_tokens": 6}},
+            f"Requested token count exceeds the model's maximum context length of {context} tokens")
+    equal(cluster.generate(input_ids=[3] * (context - 2), sampling_params={"max_new_tokens": 2,
+                                                                          "ignore_eos": True}).status, 200)
+    refused({"text": "word " * (40 * context)})
+
+
+@settled
+def masks_need_a_finite_top_k_within_the_cap():
+    for params in ({"top_p": 0.95}, {"top_k": -1}, {"top_k": 4097}, {"top_k": 1 << 30}, {}):
+        refused({"input_ids": PROMPT, "sampling_params": params, "return_sampling_mask": True},
+                "return_sampling_mask requires top_k=1 for greedy sampling")
+    equal(cluster.generate(input_ids=PROMPT, return_sampling_mask=True,
+                           sampling_params={"top_k": 4096, "max_new_tokens": 1}).status, 200)
+
+
+@settled
+def chat_errors_have_both_shapes():
+    for body in ({"model": "m"}, {"model": "m", "messages": []}, {"model": "m", "messages": "x"},
+                 {"model": "m", "messages": [{"role": "wizard", "content": "a"}]},
+                 {"model": "m", "messages": [{"role": "user", "content": 5}]},
+                 {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 0},
+                 {"model": "m", "messages": [{"role": "user", "content": "a"}], "n": 3},
+                 {"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}):
+        reply = cluster.request("POST", "/v1/chat/completions", body)
+        equal(reply.status, 400, f"{body} -> {reply.body[:200]!r}")
+        equal(reply.json["object"], "error")
+        equal(reply.json["error"]["message"], reply.json["message"])
+
+
+@settled
+def http_that_is_not_strict():
+    table = {
+        b"GET /health HTTP/1.1\nHost: a\n\n": 400,
+        b"GET /health HTTP/1.1\r\nHost: a\r\nX: a\r\n b\r\n\r\n": 400,
+        b"GET /health HTTP/1.1\r\nHost : a\r\n\r\n": 400,
+        b"GET /health HTTP/1.1\r\n\r\n": 400,
+        b"GET /health HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n": 400,
+        b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}": 400,
+        b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: +2\r\n\r\n{}": 400,
+        b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n": 400,
+        b"POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n": 400,
+        b"POST /generate HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n": 400,
+        b"POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n": 400,
+        b"GET /hea\x80lth HTTP/1.1\r\nHost: a\r\n\r\n": 400,
+        b"GET /health HTTP/2.0\r\nHost: a\r\n\r\n": 400,
+        b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 200000 + b"\r\n\r\n": 431,
+        b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n": 200,
+    }
+    for request, status in table.items():
+        answer = cluster.raw(request)
+        check(answer.startswith(b"HTTP/1.1 %d " % status), f"{request[:80]!r} -> {answer[:120]!r}")
+
+
+def run_worker(program, *arguments, timeout=60):
+    return subprocess.run([str(BIN / f"baton-{program}"), *map(str, arguments)], capture_output=True,
+                          text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+
+
+@case
+def bad_model_files_are_refused_in_one_sentence():
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder)
+        (path / "empty.gguf").write_bytes(b"")
+        (path / "text.gguf").write_text("I am not a model\n" * 100)
+        good = pathlib.Path(tiny_model("llama", gguf=True))
+        good = next(good.glob("*.gguf")) if good.is_dir() else good
+        (path / "truncated.gguf").write_bytes(good.read_bytes()[: good.stat().st_size // 2])
+        (path / "folder").mkdir()
+        shutil.copytree(tiny_model("qwen3"), path / "arch")
+        config = json.loads((path / "arch" / "config.json").read_text())
+        (path / "arch" / "config.json").write_text(json.dumps(
+            {**config, "model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
+        for name, needle in (("missing.gguf", "missing.gguf"), ("empty.gguf", "empty.gguf"),
+                             ("text.gguf", "text.gguf"), ("truncated.gguf", "truncated.gguf"),
+                             ("folder", "config.json"), ("arch", "amba")):
+            for program in ("prefill", "decode", "router"):
+                if program == "router" and name == "arch":
+                    continue  # the router reads only the tokenizer
+                if program == "router" and name == "truncated.gguf":
+                    continue  # its tokenizer may be whole
+                done = run_worker(program, "--model", path / name, *(
+                    ("--http", "127.0.0.1:0", "--control", "127.0.0.1:0") if program == "router"
+                    else ("--router", "127.0.0.1:1")))
+                equal(done.returncode, 2, f"{program} {name}: {done.stderr}")
+                text = needle if program != "router" or name != "folder" else "folder"
+                check(text in done.stderr, f"{program} {name}: {done.stderr!r}")
+                check(len(done.stderr.strip().splitlines()) <= 3, f"{program} {name}: {done.stderr!r}")
+
+
+@case
+def a_port_in_use_is_one_sentence():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = "127.0.0.1:%d" % taken.getsockname()[1]
+        for http, control in ((address, "127.0.0.1:0"), ("127.0.0.1:0", address)):
+            done = run_worker("router", "--model", tiny_model(), "--http", http, "--control", control)
+            equal(done.returncode, 2, done.stderr)
+            check(address in done.stderr, done.stderr)
+
+
+@case
+def cluster_refuses_bad_options():
+    for arguments, needle in ((["--model", "/none/such"], "/none/such"), ([], "--model"),
+                              (["--model", str(ROOT), "--prefill", "0"], "--prefill"),
+                              (["--model", tiny_model(), "--", "--no-such-option", "3"], "no-such-option"),
+                              (["--model", tiny_model(), "--device", "tpu"], "tpu"),
+                              (["--model", tiny_model(), "--frob"], "--frob")):
+        done = subprocess.run([str(ROOT / "deploy" / "cluster"), *map(str, arguments)],
+                              capture_output=True, text=True, timeout=60,
+                              env=dict(os.environ, BATON_BIN=str(BIN)))
+        check(done.returncode != 0, f"{arguments} was accepted")
+        check(needle in done.stderr, f"{needle!r} is not in {done.stderr!r}")
+
+
+if __name__ == "__main__":
+    with Cluster(tiny_model()) as cluster:
+        try:
+            run_cases()
+        except SystemExit as end:
+            status = end.code
+    raise SystemExit(status)

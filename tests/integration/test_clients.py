@@ -1,0 +1,107 @@
+"""Unmodified clients: curl and the openai package."""
+
+import json
+import subprocess
+
+import openai
+
+from harness import Cluster, case, check, equal, run_cases, tiny_model
+
+cluster = None
+
+
+def curl(*arguments):
+    return subprocess.run(["curl", "-sS", "--max-time", "60", *arguments], check=True,
+                          capture_output=True, text=True).stdout
+
+
+def client():
+    return openai.OpenAI(base_url=cluster.url + "/v1", api_key="none", max_retries=0, timeout=60)
+
+
+MESSAGES = [{"role": "user", "content": "Say something."}]
+
+
+@case
+def curl_without_a_content_type():
+    reply = json.loads(curl(cluster.url + "/generate", "-d",
+                            '{"text":"a b c","sampling_params":{"max_new_tokens":3,"ignore_eos":true}}'))
+    equal(reply["meta_info"]["completion_tokens"], 3)
+
+
+@case
+def curl_streams_line_by_line():
+    lines = curl("-N", cluster.url + "/generate", "-d", '{"text":"a","stream":true,"sampling_params":'
+                 '{"max_new_tokens":4,"ignore_eos":true}}').splitlines()
+    data = [l for l in lines if l]
+    equal(data[-1], "data: [DONE]")
+    check(all(l.startswith("data: {") for l in data[:-1]), data)
+    equal(json.loads(data[-2][6:])["meta_info"]["completion_tokens"], 4)
+
+
+@case
+def curl_expects_100_continue_and_sends_chunks():
+    body = json.dumps({"text": "a " * 300, "sampling_params": {"max_new_tokens": 1}})
+    for extra in (("-H", "Expect: 100-continue"), ("-H", "Transfer-Encoding: chunked")):
+        equal(curl("-o", "/dev/null", "-w", "%{http_code}", *extra, cluster.url + "/generate", "-d", body),
+              "200")
+
+
+@case
+def curl_keeps_the_connection():
+    out = curl("-w", "%{num_connects} ", "-o", "/dev/null", "-o", "/dev/null", cluster.url + "/health",
+               cluster.url + "/v1/models")
+    equal(out.split(), ["1", "0"], "the second request reuses the connection")
+
+
+@case
+def openai_chat():
+    reply = client().chat.completions.create(model="any", messages=MESSAGES, max_tokens=5, seed=1,
+                                             extra_body={"ignore_eos": True})
+    equal(reply.usage.completion_tokens, 5)
+    equal(reply.choices[0].finish_reason, "length")
+    chunks = list(client().chat.completions.create(
+        model="any", messages=MESSAGES, max_tokens=5, seed=1, stream=True,
+        stream_options={"include_usage": True}, extra_body={"ignore_eos": True}))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    equal(text, reply.choices[0].message.content)
+    equal(chunks[-1].usage.completion_tokens, 5)
+
+
+@case
+def openai_errors_are_its_own_exceptions():
+    try:
+        client().chat.completions.create(model="any", messages=MESSAGES, temperature=-1)
+        raise AssertionError("temperature -1 was accepted")
+    except openai.BadRequestError as error:
+        check("temperature" in str(error), str(error))
+
+
+@case
+def openai_models_and_leaving_a_stream():
+    check(client().models.list().data[0].id, "no model id")
+    stream = client().chat.completions.create(model="any", messages=MESSAGES, max_tokens=300, stream=True,
+                                              extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    cluster.wait_at_rest()
+
+
+@case
+def openai_reads_masks_from_extra_fields():
+    reply = client().chat.completions.create(
+        model="any", messages=MESSAGES, max_tokens=3, temperature=1.0,
+        extra_body={"top_k": 5, "return_sampling_mask": True, "return_meta_info": True,
+                    "return_token_ids": True, "ignore_eos": True})
+    choice = reply.choices[0].model_dump()
+    equal(len(choice["meta_info"]["output_token_sampling_mask"]), 3)
+    equal(len(choice["response_token_ids"]), 3)
+
+
+if __name__ == "__main__":
+    with Cluster(tiny_model()) as cluster:
+        try:
+            run_cases()
+        except SystemExit as end:
+            status = end.code
+    raise SystemExit(status)

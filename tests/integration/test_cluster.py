@@ -1,0 +1,203 @@
+"""The cluster record's refusals, processes that die, clients that leave, slow readers."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import pathlib
+
+from harness import (BIN, Cluster, case, check, descriptors, equal, in_threads, is_alive, resident_kib,
+                     run_cases, tiny_model, wait_until)
+
+LONG = {"max_new_tokens": 400, "ignore_eos": True, "top_k": 8, "sampling_seed": 3}
+SHORT = {"max_new_tokens": 4, "ignore_eos": True}
+
+
+def control_address(cluster):
+    return cluster.get("/server_info").json["control_address"]
+
+
+def extra_worker(cluster, program, *arguments, model=None):
+    command = [str(BIN / f"baton-{program}"), "--model", str(model or tiny_model()), "--router",
+               control_address(cluster), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+
+
+def refusal(cluster, program, *arguments, field, values, model=None):
+    done = extra_worker(cluster, program, *arguments, model=model)
+    equal(done.returncode, 3, done.stderr)
+    line = next((l for l in done.stderr.splitlines() if field in l), "")
+    check(line, f"{field} is not named: {done.stderr!r}")
+    for value in values:
+        check(str(value) in line, f"{value!r} is not in {line!r}")
+    return line
+
+
+@case
+def differing_workers_are_refused_by_name():
+    with Cluster(tiny_model(), shared=["--sampling-mask-max-tokens", "64"]) as cluster:
+        host = socket.gethostname()
+        line = refusal(cluster, "decode", "--sampling-mask-max-tokens", 128,
+                       field="sampling_mask_max_tokens", values=(128, 64))
+        check(line.count(host) >= 1 or line.count("127.0.0.1") >= 1, f"no host in {line!r}")
+        refusal(cluster, "prefill", "--sampling-mask-max-tokens", 32,
+                field="sampling_mask_max_tokens", values=(32, 64))
+        refusal(cluster, "decode", "--page-tokens", 16, field="page_tokens", values=(16, 32))
+        refusal(cluster, "prefill", "--kv-dtype", "f32", field="kv_dtype", values=("f32", "bf16"))
+        refusal(cluster, "decode", "--kv-checksum", "off", field="kv_checksum", values=("off", "full"))
+        done = extra_worker(cluster, "decode", model=tiny_model("llama"))
+        equal(done.returncode, 3, done.stderr)
+        check("kv_layout" in done.stderr or "fingerprint" in done.stderr, done.stderr)
+        equal(cluster.generate(input_ids=[1, 2], sampling_params=SHORT).status, 200, "it goes on")
+
+
+@case
+def the_routers_cap_governs():
+    with Cluster(tiny_model(), options=["--router-options", "--sampling-mask-max-tokens 16"]) as cluster:
+        equal(cluster.get("/server_info").json["sampling_mask_max_tokens"], 16)
+        refused = cluster.generate(input_ids=[1, 2], return_sampling_mask=True,
+                                   sampling_params={"top_k": 17, **SHORT})
+        equal(refused.status, 400)
+        check("--sampling-mask-max-tokens=16" in refused.body.decode(), refused.body)
+        full = cluster.generate(input_ids=[1, 2], return_sampling_mask=True,
+                                sampling_logprobs_mode="support",
+                                sampling_params={"top_k": 16, "temperature": 100.0, **SHORT})
+        equal([len(r) for r in full.json["meta_info"]["output_token_sampling_mask"]], [16] * 4)
+
+
+def open_stream(cluster, params=LONG, **fields):
+    """A raw socket that has read the first event of a stream."""
+    body = json.dumps({"input_ids": [1, 2, 3], "stream": True, "sampling_params": params, **fields}).encode()
+    s = socket.create_connection((cluster.host, cluster.port), timeout=30)
+    s.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    answer = b""
+    while b"data: " not in answer:
+        chunk = s.recv(4096)
+        check(chunk, f"the stream ended early: {answer!r}")
+        answer += chunk
+    return s
+
+
+@case
+def clients_that_leave_release_everything():
+    with Cluster(tiny_model()) as cluster:
+        pids = cluster.pids("router") + cluster.pids("decode") + cluster.pids("prefill")
+        cluster.generate(input_ids=[1], sampling_params=SHORT)
+        before = [descriptors(p) for p in pids]
+        for how in ("close", "reset", "half"):
+            sockets = [open_stream(cluster, return_sampling_mask=True) for _ in range(4)]
+            for s in sockets:
+                if how == "reset":
+                    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                if how == "half":
+                    s.shutdown(socket.SHUT_WR)
+                else:
+                    s.close()
+            cluster.wait_at_rest()
+            for s in sockets:
+                s.close()
+        body = json.dumps({"input_ids": [1] * 300, "sampling_params": LONG}).encode()
+        for _ in range(5):  # not streaming: gone before the answer
+            s = socket.create_connection((cluster.host, cluster.port))
+            s.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            s.close()
+        cluster.wait_at_rest()
+        wait_until(lambda: all(descriptors(p) <= b + 1 for p, b in zip(pids, before)), "descriptors")
+
+
+@case
+def a_reader_that_stops_stalls_only_itself():
+    with Cluster(tiny_model()) as cluster:
+        router = cluster.pids("router")[0]
+        stalled = open_stream(cluster, {**LONG, "top_k": 256, "temperature": 50.0},
+                              return_sampling_mask=True, sampling_logprobs_mode="support")
+        resident = resident_kib(router)
+        for _ in range(5):
+            equal(cluster.generate(input_ids=[4, 5], sampling_params=SHORT).status, 200)
+        check(resident_kib(router) < resident + 64 * 1024, "the router's memory grew with a slow reader")
+        stalled.close()
+
+
+@case
+def a_killed_worker_stops_the_cluster_by_default():
+    for program in ("prefill", "decode", "router"):
+        cluster = Cluster(tiny_model())
+        pids = cluster.pids("router") + cluster.pids("decode") + cluster.pids("prefill")
+        os.kill(cluster.pids(program)[0], signal.SIGKILL)
+        check(cluster.process.wait(timeout=30) != 0, "exit status 0 after a death")
+        text = cluster.log_path.read_text()
+        check(program in text and "SIGKILL" in text, f"the log does not say who and why: {text!r}")
+        wait_until(lambda: not any(is_alive(p) for p in pids), "no process is left")
+
+
+@case
+def a_killed_cluster_script_leaves_no_process():
+    cluster = Cluster(tiny_model())
+    pids = cluster.pids("router") + cluster.pids("decode") + cluster.pids("prefill")
+    cluster.process.kill()
+    cluster.process.wait()
+    wait_until(lambda: not any(is_alive(p) for p in pids), "children die with the script")
+
+
+def survives(program, tls):
+    with Cluster(tiny_model(), prefill=2, decode=2, on_death="restart", ucx_tls=tls) as cluster:
+        want = {"input_ids": list(range(1, 60)), "return_sampling_mask": True,
+                "sampling_params": {**LONG, "max_new_tokens": 60}}
+        expected = cluster.generate(**want).json["output_ids"]
+        for _ in range(2):
+            victim = cluster.pids(program)[0]
+            workers = {pid for name in ("prefill", "decode") for pid in cluster.pids(name)} - {victim}
+            running = [lambda: cluster.generate(**want) for _ in range(8)]
+            running.append(lambda: os.kill(victim, signal.SIGKILL))
+            replies = in_threads(running)[:-1]
+            for reply in replies:
+                check(reply.status in (200, 500, 503), f"{reply.status} {reply.body[:200]!r}")
+                if reply.status == 200:
+                    equal(reply.json["output_ids"], expected, "a retried answer")
+            check(all(is_alive(p) for p in workers), "a surviving worker was harmed")
+            wait_until(lambda: len([w for w in cluster.workers() if w["is_ready"]]) == 4, "restarted")
+            equal(cluster.generate(**want).json["output_ids"], expected, "after the restart")
+
+
+@case
+def killed_prefill_is_survived_tcp():
+    survives("prefill", "tcp")
+
+
+@case
+def killed_prefill_is_survived_shm():
+    survives("prefill", "shm")
+
+
+@case
+def killed_decode_is_survived_tcp():
+    survives("decode", "tcp")
+
+
+@case
+def killed_decode_is_survived_shm():
+    survives("decode", "shm")
+
+
+@case
+def workers_find_a_restarted_router():
+    with Cluster(tiny_model(), on_death="restart") as cluster:
+        workers = cluster.pids("prefill") + cluster.pids("decode")
+        http, control = cluster.address, control_address(cluster)
+        os.kill(cluster.pids("router")[0], signal.SIGKILL)
+
+        def is_back():
+            try:
+                return cluster.get("/health").status == 200
+            except OSError:
+                return False
+        wait_until(lambda: not is_back(), "the router is gone")
+        wait_until(is_back, "the router serves again")
+        equal(cluster.pids("prefill") + cluster.pids("decode"), workers, "the workers stayed")
+        equal(cluster.generate(input_ids=[1, 2], sampling_params=SHORT).status, 200)
+        equal((cluster.address, control_address(cluster)), (http, control))
+
+
+if __name__ == "__main__":
+    run_cases()

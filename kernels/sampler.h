@@ -8,6 +8,20 @@
  * ascending id. The draw is a pure function of (seed, position, row): Gumbel-max over the row with
  * murmur3 noise (SGLang's deterministic sampler; the formula is at sampler_noise).
  *
+ * The arithmetic, so that every implementation gives the same bits (all float32 unless said
+ * otherwise; exp and log are kernels/math.h's):
+ *     z[i]    = logits[i] / temperature                       ids >= vocab_limit do not exist
+ *     w[i]    = exp(z[i] - max z), and 0 below 2^-126         "p" above is w: same order, same ties
+ *     q[i]    = w[i] * 2^40 rounded to the nearest integer, ties to even    (64 bits, exact)
+ *     Q       = the sum of q over the vocabulary: an integer, so no order of summation matters
+ *     top_p   : sum of q over w[j] > w[i], as a double, is < (double)top_p * (double)Q;
+ *               top_p 1 filters nothing
+ *     mass    = the sum of q over the support, rounded once to float32, times 2^-40
+ *     entry   = log(w[i] / mass)                              exactly 0 for a singleton
+ *     score   = log((double)w[i]) + noise, in double; the first largest in order of columns wins
+ *     token_logprob = (z[i] - max z) - log(Q * 2^-40), in double, rounded once
+ * Greedy (top_k 1) is the lowest id among the largest logits, and draws nothing.
+ *
  * Threads: a sampler_workspace belongs to one thread at a time; everything else is pure. Nothing is
  * computed or written for the mask unless mask_mode asks for it. */
 #ifndef BT_KERNELS_SAMPLER_H
@@ -17,6 +31,9 @@
 #include <stdint.h>
 
 #include "base/status.h"
+
+/* The mass arithmetic stays exact up to this vocabulary. */
+enum { SAMPLER_VOCAB_MAX = 1 << 22 };
 
 typedef enum sampler_mask_mode {
     SAMPLER_MASK_OFF = 0,
@@ -34,7 +51,7 @@ typedef enum sampler_status {
 /* Sampling parameters of one request, validated by the router. They never affect another request.
  * top_k 1 means greedy: the singleton of the lowest id among the maxima, log-probability 0. */
 typedef struct sampler_params {
-    float temperature;        /* > 0 */
+    float temperature;        /* > 0, finite */
     float top_p;              /* (0, 1] */
     uint32_t top_k;           /* 0 = all; larger than the vocabulary is allowed */
     uint32_t mask_mode;       /* sampler_mask_mode */
@@ -45,33 +62,43 @@ typedef struct sampler_params {
 } sampler_params;
 
 /* What one draw gives. The two arrays are the caller's (at least mask_max_tokens entries where
- * mask_mode needs them, else NULL) and are written only up to support_count. */
+ * mask_mode needs them, else NULL) and are written only up to support_count. What was not asked for
+ * is 0. */
 typedef struct sampler_row {
     int32_t token;
-    uint32_t status;        /* sampler_status; token and the arrays mean nothing unless OK */
+    uint32_t status;        /* sampler_status; token is -1 and the arrays untouched unless OK */
     float token_logprob;    /* log-softmax over the whole vocabulary of logits / temperature */
     float selected_logprob; /* log(w[token] / mass) over the support; mask_mode not off */
     uint32_t support_count; /* realised entries; 0 with masks off or status not OK */
     uint32_t cap_needed;    /* realised support size, also on OVERFLOW; 0 with masks off */
     int32_t *support_ids;
-    float *support_logprobs;
+    float *support_logprobs; /* support mode only */
 } sampler_row;
 
 typedef struct sampler_workspace sampler_workspace;
 
-/* Scratch for vocabularies of up to vocab_size ids. Returns owned. */
+/* Whether the fields are in the ranges written above: for whoever receives them from a peer. */
+bool sampler_params_are_valid(const sampler_params *params);
+
+/* Scratch for vocabularies of up to vocab_size ids, [1, SAMPLER_VOCAB_MAX], else CALLER_LIMIT.
+ * Returns owned. */
 BT_MUST_CHECK bt_status sampler_workspace_create(uint32_t vocab_size, sampler_workspace **out);
+/* The same with a chosen instruction set, "portable", "avx2" or "avx512" (NULL: the best one), for
+ * tests. CALLER_UNSUPPORTED when it is unknown, not compiled in or not in this CPU. */
+BT_MUST_CHECK bt_status sampler_workspace_create_isa(uint32_t vocab_size, const char *isa,
+                                                     sampler_workspace **out);
 void sampler_workspace_destroy(sampler_workspace *workspace);
 
 /* Draws from logits [vocab_size] (borrowed, not changed) at `position`: the absolute index of the
  * last token already consumed (prompt length - 1 for the first output token). Never fails: what
- * goes wrong is in row->status. NaN logits give SAMPLER_INVALID. */
+ * goes wrong is in row->status. A NaN or +inf among the logits, or nothing but -inf, gives
+ * SAMPLER_INVALID. The parameters must be valid. */
 void sampler_draw(sampler_workspace *workspace, const sampler_params *params, const float *logits,
                   uint32_t vocab_size, uint32_t position, sampler_row *row);
 
-/* The plain C reference of sampler_draw: full sort, no shortcuts; same bits. */
-bt_status sampler_draw_ref(const sampler_params *params, const float *logits, uint32_t vocab_size,
-                           uint32_t position, sampler_row *row);
+/* The plain C reference of sampler_draw: full sort, no shortcuts; same bits. Allocates. */
+BT_MUST_CHECK bt_status sampler_draw_ref(const sampler_params *params, const float *logits,
+                                         uint32_t vocab_size, uint32_t position, sampler_row *row);
 
 /* murmur3_32 over the words seed low, seed high, position, column (state 0, length 16). */
 uint32_t sampler_hash(uint64_t seed, uint32_t position, uint32_t column);

@@ -1,0 +1,213 @@
+/* sampler_draw against sampler_draw_ref, to the bit: every instruction set, kinds of logits with
+ * heavy ties and extremes, all combinations of parameters. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/compiler.h"
+#include "base/mem.h"
+#include "kernels/math.h"
+#include "tests/kernels/sampler_fixture.h"
+
+enum { VOCAB_MAX = 40000, ISAS_MAX = 3 };
+
+static const char *const isa_names[ISAS_MAX] = {"portable", "avx2", "avx512"};
+
+typedef struct bench {
+    sampler_workspace *workspaces[ISAS_MAX]; /* NULL where this CPU lacks the instruction set */
+    float *logits;
+    sampler_result got;
+    sampler_result want;
+    uint64_t draws;
+} bench;
+
+static bench bench_create(void) {
+    bench b = {0};
+    for (int i = 0; i < ISAS_MAX; i++) {
+        const bt_status status =
+            sampler_workspace_create_isa(VOCAB_MAX, isa_names[i], &b.workspaces[i]);
+        assert_true(status == BT_OK || status == BT_ERR_CALLER_UNSUPPORTED);
+    }
+    assert_non_null(b.workspaces[0]);
+    b.logits = bt_calloc(VOCAB_MAX, sizeof(float));
+    assert_non_null(b.logits);
+    b.got = sampler_result_create(VOCAB_MAX);
+    b.want = sampler_result_create(VOCAB_MAX);
+    return b;
+}
+
+static void bench_destroy(bench *b) {
+    for (int i = 0; i < ISAS_MAX; i++) {
+        sampler_workspace_destroy(b->workspaces[i]);
+    }
+    bt_free(b->logits);
+    sampler_result_destroy(&b->got);
+    sampler_result_destroy(&b->want);
+    assert_true(b->draws > 0);
+}
+
+static void compare(bench *b, const sampler_params *params, uint32_t vocab, uint32_t position) {
+    /* Only as much of the arrays as can be written is compared. */
+    b->got.capacity = b->want.capacity = params->mask_max_tokens + 1;
+    sampler_result_reset(&b->want);
+    assert_int_equal(sampler_draw_ref(params, b->logits, vocab, position, &b->want.row), BT_OK);
+    for (int i = 0; i < ISAS_MAX; i++) {
+        if (b->workspaces[i] == NULL) continue;
+        sampler_result_reset(&b->got);
+        sampler_draw(b->workspaces[i], params, b->logits, vocab, position, &b->got.row);
+        sampler_result_assert_equal(&b->got, &b->want);
+        b->draws++;
+    }
+}
+
+/* All top_k and top_p of a table, with the other parameters turning round. */
+static void compare_filters(bench *b, uint32_t vocab, uint64_t turn) {
+    const uint32_t top_ks[] = {0, 1, 2, 5, 50, 700, vocab / 2, vocab, vocab + 1, 1U << 30};
+    const float top_ps[] = {1.0F, 0.9999F, 0.95F, 0.5F, 0.1F, 1e-6F, 1e-30F};
+    const float temperatures[] = {1.0F, 0.8F, 1.7F, 0.05F, 30.0F, 1e-5F};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(top_ks); i++) {
+        for (size_t j = 0; j < BT_ARRAY_COUNT(top_ps); j++) {
+            turn++;
+            const sampler_params params = {
+                .temperature = temperatures[turn % BT_ARRAY_COUNT(temperatures)],
+                .top_p = top_ps[j],
+                .top_k = top_ks[i],
+                .mask_mode = (uint32_t)(turn % 3),
+                .mask_max_tokens = turn % 4 == 0 ? 3 : 64 + (uint32_t)(turn % 1000),
+                .vocab_limit = turn % 5 == 0 ? vocab - vocab / 3 : 0,
+                .wants_logprob = turn % 7 < 3,
+                .seed = turn * 0x9e3779b97f4a7c15U,
+            };
+            compare(b, &params, vocab, (uint32_t)(turn % 977));
+        }
+    }
+}
+
+static void small_vocabularies(void **state) {
+    (void)state;
+    bench b = bench_create();
+    const uint32_t vocabs[] = {1, 2, 3, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000};
+    for (uint32_t kind = 0; kind < SAMPLER_LOGITS_KINDS; kind++) {
+        for (size_t v = 0; v < BT_ARRAY_COUNT(vocabs); v++) {
+            const uint64_t seed = kind * 100 + v;
+            sampler_fill_logits((sampler_logits_kind)kind, seed, b.logits, vocabs[v]);
+            compare_filters(&b, vocabs[v], seed * 70);
+        }
+    }
+    bench_destroy(&b);
+}
+
+static void large_vocabularies(void **state) {
+    (void)state;
+    bench b = bench_create();
+    for (uint32_t kind = 0; kind < SAMPLER_LOGITS_KINDS; kind++) {
+        const uint32_t vocab = kind % 2 == 0 ? VOCAB_MAX : VOCAB_MAX - 777;
+        sampler_fill_logits((sampler_logits_kind)kind, kind + 1000, b.logits, vocab);
+        const uint32_t top_ks[] = {0, 1, 3, 50, 1000, 2049, 20000};
+        for (size_t i = 0; i < BT_ARRAY_COUNT(top_ks); i++) {
+            const uint64_t turn = kind * 31 + i;
+            sampler_params params = {
+                .temperature = 0.8F,
+                .top_p = turn % 2 == 0 ? 1.0F : 0.95F,
+                .top_k = top_ks[i],
+                .mask_mode = (uint32_t)(turn % 3),
+                .mask_max_tokens = turn % 4 == 0 ? 4096 : VOCAB_MAX - 1,
+                .wants_logprob = turn % 2,
+                .seed = turn,
+            };
+            compare(&b, &params, vocab, (uint32_t)i);
+            params.top_p = 0.5F;
+            compare(&b, &params, vocab, (uint32_t)i);
+        }
+    }
+    bench_destroy(&b);
+}
+
+/* Random rows of the kind that matters most, many positions. */
+static void many_draws(void **state) {
+    (void)state;
+    bench b = bench_create();
+    for (uint32_t turn = 0; turn < 1500; turn++) {
+        const uint32_t vocab = 2 + turn % 611;
+        const sampler_logits_kind kind =
+            turn % 2 == 0 ? SAMPLER_LOGITS_NORMAL : SAMPLER_LOGITS_BF16;
+        sampler_fill_logits(kind, turn, b.logits, vocab);
+        const sampler_params params = {
+            .temperature = 0.5F + (float)(turn % 20) / 10.0F,
+            .top_p = turn % 3 == 0 ? 1.0F : 1.0F - (float)(turn % 50) / 60.0F,
+            .top_k = turn % 5 == 0 ? 0 : 1 + turn % 100,
+            .mask_mode = (uint32_t)(turn % 3),
+            .mask_max_tokens = 1000,
+            .wants_logprob = 1,
+            .seed = turn,
+        };
+        compare(&b, &params, vocab, turn);
+    }
+    bench_destroy(&b);
+}
+
+/* What no token can be drawn from is INVALID everywhere, wherever it stands. */
+static void invalid_logits(void **state) {
+    (void)state;
+    bench b = bench_create();
+    const float bad[] = {math_nan_f32(), -math_nan_f32(), math_inf_f32()};
+    const uint32_t vocab = 301;
+    const uint32_t places[] = {0, 1, 63, 64, 255, 256, 299, 300};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(bad) * BT_ARRAY_COUNT(places); i++) {
+        sampler_fill_logits(SAMPLER_LOGITS_NORMAL, i, b.logits, vocab);
+        b.logits[places[i / BT_ARRAY_COUNT(bad)]] = bad[i % BT_ARRAY_COUNT(bad)];
+        for (uint32_t top_k = 0; top_k < 3; top_k++) {
+            sampler_params params = {.temperature = 1.0F,
+                                     .top_p = 0.9F,
+                                     .top_k = top_k,
+                                     .mask_mode = SAMPLER_MASK_SUPPORT,
+                                     .mask_max_tokens = 400};
+            compare(&b, &params, vocab, 0);
+            assert_int_equal(b.got.row.status, SAMPLER_INVALID);
+            assert_int_equal(b.got.row.token, -1);
+            assert_int_equal(b.got.row.support_count, 0);
+            /* Beyond the limit nobody looks. */
+            params.vocab_limit = places[i / BT_ARRAY_COUNT(bad)];
+            if (params.vocab_limit == 0) continue;
+            compare(&b, &params, vocab, 0);
+            assert_int_equal(b.got.row.status, SAMPLER_OK);
+        }
+    }
+    for (uint32_t i = 0; i < vocab; i++) {
+        b.logits[i] = -math_inf_f32();
+    }
+    for (uint32_t top_k = 0; top_k < 3; top_k++) {
+        const sampler_params params = {.temperature = 1.0F, .top_p = 1.0F, .top_k = top_k};
+        compare(&b, &params, vocab, 0);
+        assert_int_equal(b.got.row.status, SAMPLER_INVALID);
+    }
+    bench_destroy(&b);
+}
+
+static void unknown_instruction_sets_are_refused(void **state) {
+    (void)state;
+    sampler_workspace *workspace = NULL;
+    assert_int_equal(sampler_workspace_create_isa(10, "mmx", &workspace),
+                     BT_ERR_CALLER_UNSUPPORTED);
+    assert_int_equal(sampler_workspace_create(0, &workspace), BT_ERR_CALLER_LIMIT);
+    assert_int_equal(sampler_workspace_create(SAMPLER_VOCAB_MAX + 1, &workspace),
+                     BT_ERR_CALLER_LIMIT);
+    assert_null(workspace);
+    sampler_workspace_destroy(NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(small_vocabularies),
+        cmocka_unit_test(large_vocabularies),
+        cmocka_unit_test(many_draws),
+        cmocka_unit_test(invalid_logits),
+        cmocka_unit_test(unknown_instruction_sets_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,184 @@
+/* Attention of a block of query rows over the tiles of one partition; the order of operations is at
+ * op_attention in kernels/ops.h. Keys of a tile are transposed into [dim][64] so that, as in the
+ * matrix kernels, lanes run over outputs and every score is one chain. Included once by each
+ * isa_*.c, after matmul_impl.h. */
+#ifndef BT_KERNELS_HOST_ATTENTION_IMPL_H
+#define BT_KERNELS_HOST_ATTENTION_IMPL_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/compiler.h"
+#include "kernels/bf16.h"
+#include "kernels/host/isa.h"
+#include "kernels/host/matmul_impl.h"
+#include "kernels/host/simd.h"
+#include "kernels/math.h"
+#include "kernels/ops.h"
+
+enum { TILE = OP_ATTENTION_TILE, LANES = 16 };
+
+/* K (which = 0) or V (which = 1) of the token at `position`; the rest of its page follows. */
+static const uint8_t *page_token(const host_attention_block *b, uint32_t which, uint32_t position) {
+    const kv_page_layout *layout = b->layout;
+    const uint32_t page = b->page_ids[position / layout->page_tokens];
+    const size_t token = position % layout->page_tokens;
+    return b->kv_memory + page * kv_page_bytes(layout) +
+           kv_page_offset(layout, b->layer, which, b->kv_head) +
+           token * layout->head_dim * kv_element_bytes(layout->dtype);
+}
+
+/* Keys beyond `count` in the last sixteen come out as whatever the page holds; they are masked. */
+static void load_keys(const host_attention_block *b, uint32_t position, uint32_t count) {
+    const uint32_t head_dim = b->layout->head_dim;
+    for (uint32_t first = 0; first < count; first += LANES) {
+        const uint8_t *from = page_token(b, 0, position + first);
+        float *to = b->keys + first;
+        uint32_t dim = 0;
+        if (b->layout->dtype == KV_DTYPE_BF16)
+            for (; dim + SIMD_TRANSPOSE_DIMS <= head_dim; dim += SIMD_TRANSPOSE_DIMS)
+                v16_transpose_bf16((const uint16_t *)(const void *)from + dim, head_dim,
+                                   to + (size_t)dim * TILE, TILE);
+        for (; dim < head_dim; dim++)
+            for (uint32_t i = 0; i < LANES; i++) {
+                const size_t index = (size_t)i * head_dim + dim;
+                to[(size_t)dim * TILE + i] =
+                    b->layout->dtype == KV_DTYPE_BF16
+                        ? bf16_to_f32(((const uint16_t *)(const void *)from)[index])
+                        : ((const float *)(const void *)from)[index];
+            }
+    }
+}
+
+static void widen_row(float *to, const uint16_t *from, uint32_t count) {
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        v16_store(to + i, v16_load_bf16(from + i));
+    for (; i < count; i++)
+        to[i] = bf16_to_f32(from[i]);
+}
+
+static void load_values(const host_attention_block *b, uint32_t position, uint32_t count) {
+    const uint32_t head_dim = b->layout->head_dim;
+    for (uint32_t i = 0; i < count; i++) {
+        const void *from = page_token(b, 1, position + i);
+        float *to = b->values + (size_t)i * b->width;
+        if (b->layout->dtype == KV_DTYPE_BF16)
+            widen_row(to, from, head_dim);
+        else
+            memcpy(to, from, head_dim * sizeof *to);
+        memset(to + head_dim, 0, (b->width - head_dim) * sizeof *to);
+    }
+}
+
+/* Turns 64 raw scores into weights; gives the factor of what was there before. */
+static float softmax_tile(float *scores, uint32_t valid, float scale, float *maximum, float *sum) {
+    float lanes[LANES];
+    for (uint32_t j = 0; j < TILE; j++) {
+        const float score = scores[j] * scale;
+        scores[j] = j < valid ? score : -math_inf_f32();
+    }
+    for (uint32_t l = 0; l < LANES; l++) {
+        float a = scores[l];
+        a = scores[l + 16] > a ? scores[l + 16] : a;
+        a = scores[l + 32] > a ? scores[l + 32] : a;
+        lanes[l] = scores[l + 48] > a ? scores[l + 48] : a;
+    }
+    float top = *maximum;
+    for (uint32_t l = 0; l < LANES; l++)
+        top = lanes[l] > top ? lanes[l] : top;
+    for (uint32_t j = 0; j < TILE; j++)
+        scores[j] = math_exp_f32(scores[j] - top);
+    v16 total = v16_add(v16_load(scores), v16_load(scores + 16));
+    total = v16_add(v16_add(total, v16_load(scores + 32)), v16_load(scores + 48));
+    const float factor = math_exp_f32(*maximum - top);
+    *sum = fmaf(*sum, factor, v16_sum(total));
+    *maximum = top;
+    return factor;
+}
+
+static void scale_row(float *x, float factor, uint32_t width) {
+    const v16 f = v16_set1(factor);
+    for (uint32_t i = 0; i < width; i += LANES)
+        v16_store(x + i, v16_mul(v16_load(x + i), f));
+}
+
+static void attention_tile(const host_attention_block *b, uint32_t position,
+                           const host_attention_state *state) {
+    const uint32_t head_dim = b->layout->head_dim;
+    const uint32_t end = b->first_position + b->tokens; /* past the last query */
+    const uint32_t count = end - position < TILE ? end - position : TILE;
+    const uint32_t first_token = position > b->first_position ? position - b->first_position : 0;
+    const uint32_t first_row = first_token * b->group;
+    const uint32_t rows = (b->tokens - first_token) * b->group;
+    load_keys(b, position, count);
+    load_values(b, position, count);
+    plain_matmul(&(tile_operands){.a = b->q + (size_t)first_row * head_dim,
+                                  .a_stride = head_dim,
+                                  .plain = b->keys,
+                                  .b_stride = TILE,
+                                  .depth = head_dim,
+                                  .c = b->scores,
+                                  .c_stride = TILE},
+                 rows, TILE);
+    float *values = state->values + (size_t)first_row * b->width;
+    for (uint32_t r = 0; r < rows; r++) {
+        const uint32_t row = first_row + r;
+        const uint32_t last = b->first_position + row / b->group;
+        const uint32_t valid = last - position + 1 < TILE ? last - position + 1 : TILE;
+        const float factor = softmax_tile(b->scores + (size_t)r * TILE, valid, b->scale,
+                                          &state->maximum[row], &state->sum[row]);
+        scale_row(values + (size_t)r * b->width, factor, b->width);
+    }
+    plain_matmul(&(tile_operands){.a = b->scores,
+                                  .a_stride = TILE,
+                                  .plain = b->values,
+                                  .b_stride = b->width,
+                                  .depth = count,
+                                  .c = values,
+                                  .c_stride = b->width,
+                                  .accumulates = true},
+                 rows, b->width);
+}
+
+static void attention_partition(const host_attention_block *b, uint32_t partition,
+                                const host_attention_state *state) {
+    const uint32_t rows = b->tokens * b->group;
+    memset(state->values, 0, (size_t)rows * b->width * sizeof *state->values);
+    for (uint32_t r = 0; r < rows; r++) {
+        state->maximum[r] = -math_inf_f32();
+        state->sum[r] = 0.0F;
+    }
+    const uint32_t queries_end = b->first_position + b->tokens;
+    const uint32_t begin = partition * OP_ATTENTION_PARTITION;
+    const uint32_t end = begin + OP_ATTENTION_PARTITION;
+    for (uint32_t position = begin; position < end && position < queries_end; position += TILE)
+        attention_tile(b, position, state);
+}
+
+static void attention_fold(const host_attention_state *total, const host_attention_state *part,
+                           uint32_t first_row, uint32_t rows, uint32_t width) {
+    for (uint32_t r = first_row; r < rows; r++) {
+        const float a = total->maximum[r];
+        const float b = part->maximum[r];
+        const float top = b > a ? b : a;
+        const float factor_a = math_exp_f32(a - top);
+        const float factor_b = math_exp_f32(b - top);
+        float *x = total->values + (size_t)r * width;
+        const float *y = part->values + (size_t)r * width;
+        for (uint32_t i = 0; i < width; i++)
+            x[i] = fmaf(y[i], factor_b, x[i] * factor_a);
+        total->sum[r] = fmaf(part->sum[r], factor_b, total->sum[r] * factor_a);
+        total->maximum[r] = top;
+    }
+}
+
+static void attention_finish(float *out, const float *values, float sum, uint32_t head_dim) {
+    const float inverse = 1.0F / sum;
+    for (uint32_t i = 0; i < head_dim; i++)
+        out[i] = values[i] * inverse + 0.0F;
+}
+
+#endif

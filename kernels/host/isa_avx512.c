@@ -1,0 +1,27 @@
+/* The inner kernels for avx512; CMake compiles this file with the flags of that instruction set. */
+#define SIMD_AVX512 1
+#include "kernels/host/isa.h"
+
+#include "kernels/host/attention_impl.h"
+#include "kernels/host/elementwise_impl.h"
+#include "kernels/host/matmul_impl.h"
+
+static bool is_supported(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+const host_isa host_isa_avx512 = {
+    .name = "avx512",
+    .is_supported = is_supported,
+    .panel_matmul = panel_matmul,
+    .matmul_finish = matmul_finish,
+    .silu_mul = silu_mul,
+    .rms_norm = rms_norm,
+    .rope = rope,
+    .store_bf16 = store_bf16,
+    .attention_partition = attention_partition,
+    .attention_fold = attention_fold,
+    .attention_finish = attention_finish,
+};

@@ -1,0 +1,165 @@
+/* Matrix kernels over v16: register tiles of rows x columns, every element one FMA chain over the
+ * depth. Blocks of the depth carry the accumulator through memory, which changes no bit.
+ * Included once by each isa_*.c, after kernels/host/simd.h. */
+#ifndef BT_KERNELS_HOST_MATMUL_IMPL_H
+#define BT_KERNELS_HOST_MATMUL_IMPL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/compiler.h"
+#include "kernels/host/simd.h"
+#include "kernels/pack.h"
+
+/* A block of this depth of one panel is 32 KiB: it stays in the second cache while all rows pass.
+ */
+enum { MATMUL_BLOCK_DEPTH = 256, TILE_VECTORS_MAX = 4 };
+
+/* Operands of one register tile; b is a panel (packed) or plain f32 rows. */
+typedef struct tile_operands {
+    const float *a;
+    size_t a_stride;
+    const uint16_t *packed;
+    const float *plain;
+    size_t b_stride;
+    uint32_t depth;
+    float *c;
+    size_t c_stride;
+    bool accumulates; /* start from c, not from zero */
+} tile_operands;
+
+static BT_ALWAYS_INLINE void tile_load_b(v16 *b, const tile_operands *o, size_t k, bool is_packed,
+                                         int vectors) {
+    if (is_packed) {
+        BT_UNROLL for (int v = 0; v < vectors; v += SIMD_PACKED_VECTORS)
+            v16_load_packed(o->packed + k * o->b_stride + 16 * v, b + v);
+    } else {
+        BT_UNROLL for (int v = 0; v < vectors; v++) b[v] =
+            v16_load(o->plain + k * o->b_stride + 16 * v);
+    }
+}
+
+static BT_ALWAYS_INLINE void tile_swap(v16 *row, bool is_packed, int vectors) {
+    if (!is_packed) return;
+    BT_UNROLL for (int v = 0; v < vectors; v += SIMD_PACKED_VECTORS) v16_swap_packed(row + v);
+}
+
+static BT_ALWAYS_INLINE void tile(const tile_operands *o, int rows, int vectors, bool is_packed) {
+    v16 acc[SIMD_TILE_ROWS][TILE_VECTORS_MAX];
+    BT_UNROLL for (int r = 0; r < rows; r++) {
+        BT_UNROLL for (int v = 0; v < vectors; v++) acc[r][v] =
+            o->accumulates ? v16_load(o->c + (size_t)r * o->c_stride + 16 * v) : v16_set1(0.0F);
+        if (o->accumulates) tile_swap(acc[r], is_packed, vectors);
+    }
+    const float *a = o->a;
+    const size_t a_stride = o->a_stride;
+    for (size_t k = 0; k < o->depth; k++) {
+        v16 b[TILE_VECTORS_MAX];
+        tile_load_b(b, o, k, is_packed, vectors);
+        BT_UNROLL for (int r = 0; r < rows; r++) {
+            const v16 x = v16_set1(a[(size_t)r * a_stride + k]);
+            BT_UNROLL for (int v = 0; v < vectors; v++) acc[r][v] = v16_fma(x, b[v], acc[r][v]);
+        }
+    }
+    BT_UNROLL for (int r = 0; r < rows; r++) {
+        tile_swap(acc[r], is_packed, vectors);
+        BT_UNROLL for (int v = 0; v < vectors; v++)
+            v16_store(o->c + (size_t)r * o->c_stride + 16 * v, acc[r][v]);
+    }
+}
+
+/* Columns one tile of `rows` rows takes. */
+static inline uint32_t tile_columns(uint32_t rows) {
+    return 16U * (rows == 1 ? SIMD_VECTORS_1 : rows <= 3 ? SIMD_VECTORS_3 : SIMD_VECTORS_6);
+}
+
+static void tile_packed(const tile_operands *o, uint32_t rows) {
+    switch (rows) {
+    case 1: tile(o, 1, SIMD_VECTORS_1, true); return;
+    case 2: tile(o, 2, SIMD_VECTORS_3, true); return;
+    case 3: tile(o, 3, SIMD_VECTORS_3, true); return;
+    case 4: tile(o, 4, SIMD_VECTORS_6, true); return;
+    case 5: tile(o, 5, SIMD_VECTORS_6, true); return;
+    case 6: tile(o, 6, SIMD_VECTORS_6, true); return;
+    }
+}
+
+static void tile_plain(const tile_operands *o, uint32_t rows) {
+    switch (rows) {
+    case 1: tile(o, 1, SIMD_VECTORS_1, false); return;
+    case 2: tile(o, 2, SIMD_VECTORS_3, false); return;
+    case 3: tile(o, 3, SIMD_VECTORS_3, false); return;
+    case 4: tile(o, 4, SIMD_VECTORS_6, false); return;
+    case 5: tile(o, 5, SIMD_VECTORS_6, false); return;
+    case 6: tile(o, 6, SIMD_VECTORS_6, false); return;
+    }
+}
+
+/* Rows of the next tile when `rows` are left: as few tiles as possible, of nearly equal height. */
+static inline uint32_t tile_rows(uint32_t rows) {
+    const uint32_t tiles = (rows + SIMD_TILE_ROWS - 1) / SIMD_TILE_ROWS;
+    return (rows + tiles - 1) / tiles;
+}
+
+static void panel_block(float *out, const float *x, size_t x_stride, const uint16_t *panel,
+                        uint32_t depth, uint32_t rows, bool accumulates) {
+    uint32_t count;
+    for (uint32_t row = 0; row < rows; row += count) {
+        count = tile_rows(rows - row);
+        tile_operands o = {.a = x + row * x_stride,
+                           .a_stride = x_stride,
+                           .b_stride = PACK_PANEL_COLUMNS,
+                           .depth = depth,
+                           .c_stride = PACK_PANEL_COLUMNS,
+                           .accumulates = accumulates};
+        const uint32_t columns = tile_columns(count);
+        for (uint32_t column = 0; column < PACK_PANEL_COLUMNS; column += columns) {
+            o.packed = panel + column;
+            o.c = out + (size_t)row * PACK_PANEL_COLUMNS + column;
+            tile_packed(&o, count);
+        }
+    }
+}
+
+static void panel_matmul(float *out, const float *x, size_t x_stride, const uint16_t *panel,
+                         uint32_t depth, uint32_t rows) {
+    const uint32_t block = rows <= SIMD_TILE_ROWS ? depth : MATMUL_BLOCK_DEPTH;
+    for (uint32_t k = 0; k < depth; k += block) {
+        const uint32_t rest = depth - k;
+        panel_block(out, x + k, x_stride, panel + (size_t)k * PACK_PANEL_COLUMNS,
+                    rest < block ? rest : block, rows, k > 0);
+    }
+}
+
+/* c [rows][columns] (+)= a [rows][depth] b [depth][columns]; columns is a multiple of 64. */
+static void plain_matmul(const tile_operands *operands, uint32_t rows, uint32_t columns) {
+    uint32_t count;
+    for (uint32_t row = 0; row < rows; row += count) {
+        count = tile_rows(rows - row);
+        tile_operands o = *operands;
+        o.a += row * o.a_stride;
+        const uint32_t step = tile_columns(count);
+        for (uint32_t column = 0; column < columns; column += step) {
+            o.plain = operands->plain + column;
+            o.c = operands->c + row * o.c_stride + column;
+            tile_plain(&o, count);
+        }
+    }
+}
+
+static void matmul_finish(float *out, size_t out_stride, const float *acc, const float *bias,
+                          uint32_t rows, uint32_t columns, bool adds) {
+    for (uint32_t r = 0; r < rows; r++) {
+        float *to = out + r * out_stride;
+        const float *from = acc + (size_t)r * PACK_PANEL_COLUMNS;
+        for (uint32_t c = 0; c < columns; c++) {
+            float value = from[c];
+            if (bias != NULL) value += bias[c];
+            if (adds) value += to[c];
+            to[c] = value;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,71 @@
+/* Matrix products: one item is one panel for one block of rows. Neighbouring items share the panel.
+ * Bound by memory for few rows (each weight is read once per HOST_BLOCK_ROWS rows), by FMA for
+ * many.
+ */
+#include "kernels/host/dev_host_internal.h"
+
+typedef struct matmul_run {
+    dev_host *dev;
+    const void *params;
+    uint32_t blocks; /* of rows */
+} matmul_run;
+
+static uint32_t row_blocks(uint32_t rows) {
+    return (rows + HOST_BLOCK_ROWS - 1) / HOST_BLOCK_ROWS;
+}
+
+/* Blocks of nearly equal height: row `block` starts here. */
+static uint32_t block_start(uint32_t rows, uint32_t blocks, uint32_t block) {
+    return (uint32_t)((uint64_t)rows * block / blocks);
+}
+
+static void matmul_item(void *context, uint32_t item, uint32_t thread) {
+    const matmul_run *run = context;
+    const op_matmul_params *p = run->params;
+    const host_isa *isa = run->dev->isa;
+    const uint32_t panel = item / run->blocks;
+    const uint32_t block = item % run->blocks;
+    const uint32_t row = block_start(p->rows, run->blocks, block);
+    const uint32_t rows = block_start(p->rows, run->blocks, block + 1) - row;
+    const uint32_t column = panel * PACK_PANEL_COLUMNS;
+    const uint32_t rest = p->weights.columns - column;
+    float *acc = dev_host_scratch(run->dev, thread);
+    isa->panel_matmul(acc, p->x + row * p->x_stride, p->x_stride,
+                      p->weights.panels + panel * pack_panel_elements(p->weights.depth),
+                      p->weights.depth, rows);
+    isa->matmul_finish(p->out + row * p->out_stride + column, p->out_stride, acc,
+                       p->bias == NULL ? NULL : p->bias + column, rows,
+                       rest < PACK_PANEL_COLUMNS ? rest : PACK_PANEL_COLUMNS, p->adds);
+}
+
+void op_matmul(dev_host *dev, const op_matmul_params *p) {
+    matmul_run run = {.dev = dev, .params = p, .blocks = row_blocks(p->rows)};
+    pool_run(dev->workers, pack_panels(p->weights.columns) * run.blocks, matmul_item, &run);
+}
+
+static void gate_up_item(void *context, uint32_t item, uint32_t thread) {
+    const matmul_run *run = context;
+    const op_gate_up_params *p = run->params;
+    const host_isa *isa = run->dev->isa;
+    const uint32_t pair = item / run->blocks;
+    const uint32_t block = item % run->blocks;
+    const uint32_t row = block_start(p->rows, run->blocks, block);
+    const uint32_t rows = block_start(p->rows, run->blocks, block + 1) - row;
+    const uint32_t column = pair * PACK_PANEL_COLUMNS;
+    const uint32_t rest = p->width - column;
+    const uint32_t depth = p->weights.depth;
+    const size_t panel_elements = pack_panel_elements(depth);
+    const uint16_t *panels = p->weights.panels + 2 * pair * panel_elements;
+    float *gate = dev_host_scratch(run->dev, thread);
+    float *up = gate + (size_t)HOST_BLOCK_ROWS * PACK_PANEL_COLUMNS;
+    const float *x = p->x + (size_t)row * depth;
+    isa->panel_matmul(gate, x, depth, panels, depth, rows);
+    isa->panel_matmul(up, x, depth, panels + panel_elements, depth, rows);
+    isa->silu_mul(p->out + (size_t)row * p->width + column, p->width, gate, up, rows,
+                  rest < PACK_PANEL_COLUMNS ? rest : PACK_PANEL_COLUMNS);
+}
+
+void op_gate_up(dev_host *dev, const op_gate_up_params *p) {
+    matmul_run run = {.dev = dev, .params = p, .blocks = row_blocks(p->rows)};
+    pool_run(dev->workers, pack_panels(p->width) * run.blocks, gate_up_item, &run);
+}

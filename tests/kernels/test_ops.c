@@ -1,0 +1,478 @@
+/* Every op against its plain C reference, to the bit: each instruction set this processor has, one
+ * and several threads, odd shapes, no rows, one row. */
+#include "kernels/ops.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "tests/kernels/random_data.h"
+
+enum { HEAD_DIM_MAX = 128, GROUP_MAX = 7, DEVICES_MAX = 8 };
+
+typedef struct devices {
+    dev_host *at[DEVICES_MAX];
+    uint32_t count;
+} devices;
+
+static const uint32_t thread_counts[] = {1, 3};
+
+static int open_devices(void **state) {
+    static devices all;
+    for (uint32_t i = 0; dev_host_isa_at(i) != NULL; i++) {
+        for (size_t t = 0; t < BT_ARRAY_COUNT(thread_counts); t++) {
+            const dev_host_options options = {.threads = thread_counts[t],
+                                              .isa = dev_host_isa_at(i),
+                                              .head_dim_max = HEAD_DIM_MAX,
+                                              .group_max = GROUP_MAX};
+            if (dev_host_create(&options, &all.at[all.count], NULL) != BT_OK) return -1;
+            all.count++;
+        }
+    }
+    *state = &all;
+    return all.count == 0 ? -1 : 0;
+}
+
+static int close_devices(void **state) {
+    const devices *all = *state;
+    for (uint32_t i = 0; i < all->count; i++)
+        dev_host_destroy(all->at[i]);
+    return 0;
+}
+
+static void *make(size_t count, size_t bytes) {
+    void *block = bt_calloc(count, bytes);
+    assert_non_null(block);
+    return block;
+}
+
+static void assert_same(const dev_host *dev, const char *what, const void *got, const void *want,
+                        size_t bytes) {
+    if (memcmp(got, want, bytes) == 0) return;
+    fail_msg("%s differs from the reference on %s with %u threads", what, dev_host_isa_name(dev),
+             dev_host_threads(dev));
+}
+
+static pack_matrix random_matrix(uint64_t *seed, uint32_t columns, uint32_t depth) {
+    uint16_t *rows = make((size_t)columns * depth + 1, sizeof *rows);
+    uint16_t *panels = make(pack_elements(columns, depth) + 1, sizeof *panels);
+    random_bf16(seed, rows, (size_t)columns * depth, 1.0F);
+    for (uint32_t c = 0; c < columns; c++)
+        pack_column(panels, c, depth, rows + (size_t)c * depth);
+    bt_free(rows);
+    return (pack_matrix){.panels = panels, .columns = columns, .depth = depth};
+}
+
+static void free_matrix(pack_matrix m) {
+    void *panels;
+    memcpy(&panels, &m.panels, sizeof panels);
+    bt_free(panels);
+}
+
+/* ---- packing */
+
+static void packing_a_panel_is_packing_its_columns(void **state) {
+    (void)state;
+    static const uint32_t depths[] = {1, 31, 32, 33, 100};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(depths); i++) {
+        const uint32_t depth = depths[i];
+        uint64_t seed = 11 + i;
+        uint16_t *rows = make((size_t)PACK_PANEL_COLUMNS * depth, sizeof *rows);
+        uint16_t *a = make(pack_elements(128, depth), sizeof *a);
+        uint16_t *b = make(pack_elements(128, depth), sizeof *b);
+        random_bf16(&seed, rows, (size_t)PACK_PANEL_COLUMNS * depth, 1.0F);
+        pack_panel(a, 64, depth, rows);
+        for (uint32_t c = 0; c < PACK_PANEL_COLUMNS; c++)
+            pack_column(b, 64 + c, depth, rows + (size_t)c * depth);
+        assert_memory_equal(a, b, pack_elements(128, depth) * sizeof *a);
+        /* Column 9 stands in slot 3 of its group. */
+        assert_int_equal(a[pack_panel_elements(depth) + 3], rows[9 * depth]);
+        bt_free(rows);
+        bt_free(a);
+        bt_free(b);
+    }
+}
+
+/* ---- matrix products */
+
+typedef struct matmul_case {
+    uint32_t rows, columns, depth;
+    bool has_bias, adds;
+} matmul_case;
+
+static void check_matmul(const devices *all, matmul_case c, uint64_t seed) {
+    const size_t x_stride = c.depth + 3;
+    const size_t out_stride = c.columns + 5;
+    const size_t out_count = c.rows * out_stride + 1;
+    float *x = make(c.rows * x_stride + 1, sizeof *x);
+    float *bias = make(c.columns, sizeof *bias);
+    float *start = make(out_count, sizeof *start);
+    float *want = make(out_count, sizeof *want);
+    float *got = make(out_count, sizeof *got);
+    random_floats(&seed, x, c.rows * x_stride, 2.0F);
+    random_floats(&seed, bias, c.columns, 1.0F);
+    random_floats(&seed, start, out_count, 1.0F);
+    op_matmul_params p = {.x = x,
+                          .weights = random_matrix(&seed, c.columns, c.depth),
+                          .bias = c.has_bias ? bias : NULL,
+                          .out_stride = out_stride,
+                          .x_stride = x_stride,
+                          .rows = c.rows,
+                          .adds = c.adds};
+    memcpy(want, start, out_count * sizeof *want);
+    p.out = want;
+    op_matmul_ref(&p);
+    for (uint32_t d = 0; d < all->count; d++) {
+        memcpy(got, start, out_count * sizeof *got);
+        p.out = got;
+        op_matmul(all->at[d], &p);
+        assert_same(all->at[d], "op_matmul", got, want, out_count * sizeof *got);
+    }
+    free_matrix(p.weights);
+    bt_free(x);
+    bt_free(bias);
+    bt_free(start);
+    bt_free(want);
+    bt_free(got);
+}
+
+static void matmul_equals_its_reference(void **state) {
+    static const matmul_case cases[] = {
+        {0, 64, 8, false, false},    {1, 1, 1, false, false},     {1, 64, 576, false, true},
+        {2, 65, 7, true, false},     {3, 130, 257, true, true},   {4, 192, 64, false, false},
+        {5, 63, 100, false, true},   {6, 64, 300, true, false},   {7, 128, 256, false, false},
+        {13, 70, 513, false, false}, {96, 64, 40, false, false},  {97, 100, 260, true, true},
+        {200, 65, 33, false, false}, {11, 64, 1024, true, false},
+    };
+    for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++)
+        check_matmul(*state, cases[i], 100 + i);
+}
+
+static void gate_up_equals_its_reference(void **state) {
+    static const uint32_t shapes[][3] = {{0, 64, 8},  {1, 64, 64},   {1, 100, 48},
+                                         {5, 65, 31}, {7, 192, 300}, {98, 70, 20}};
+    const devices *all = *state;
+    for (size_t i = 0; i < BT_ARRAY_COUNT(shapes); i++) {
+        const uint32_t rows = shapes[i][0], width = shapes[i][1], depth = shapes[i][2];
+        uint64_t seed = 300 + i;
+        float *x = make((size_t)rows * depth + 1, sizeof *x);
+        float *want = make((size_t)rows * width + 1, sizeof *want);
+        float *got = make((size_t)rows * width + 1, sizeof *got);
+        random_floats(&seed, x, (size_t)rows * depth, 2.0F);
+        const uint32_t columns = 2 * PACK_PANEL_COLUMNS * pack_panels(width);
+        op_gate_up_params p = {.out = want,
+                               .x = x,
+                               .weights = random_matrix(&seed, columns, depth),
+                               .rows = rows,
+                               .width = width};
+        op_gate_up_ref(&p);
+        p.out = got;
+        for (uint32_t d = 0; d < all->count; d++) {
+            memset(got, 0x55, (size_t)rows * width * sizeof *got);
+            op_gate_up(all->at[d], &p);
+            assert_same(all->at[d], "op_gate_up", got, want, (size_t)rows * width * sizeof *got);
+        }
+        free_matrix(p.weights);
+        bt_free(x);
+        bt_free(want);
+        bt_free(got);
+    }
+}
+
+/* ---- rows */
+
+static void embed_equals_its_reference(void **state) {
+    const devices *all = *state;
+    static const uint32_t shapes[][3] = {{0, 8, 10}, {1, 48, 1}, {9, 33, 200}, {40, 64, 129}};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(shapes); i++) {
+        const uint32_t rows = shapes[i][0], width = shapes[i][1], vocabulary = shapes[i][2];
+        uint64_t seed = 400 + i;
+        int32_t *ids = make(rows + 1, sizeof *ids);
+        uint16_t *plain = make((size_t)vocabulary * width, sizeof *plain);
+        uint16_t *panels = make(pack_elements(vocabulary, width), sizeof *panels);
+        float *want = make((size_t)rows * width + 1, sizeof *want);
+        float *got = make((size_t)rows * width + 1, sizeof *got);
+        random_bf16(&seed, plain, (size_t)vocabulary * width, 1.0F);
+        for (uint32_t c = 0; c < vocabulary; c++)
+            pack_column(panels, c, width, plain + (size_t)c * width);
+        for (uint32_t r = 0; r < rows; r++)
+            ids[r] = (int32_t)random_below(&seed, vocabulary);
+        op_embed_params p = {
+            .out = want, .token_ids = ids, .rows = rows, .width = width, .plain = plain};
+        op_embed_ref(&p);
+        for (uint32_t d = 0; d < all->count; d++) {
+            p.out = got;
+            op_embed(all->at[d], &p);
+            assert_same(all->at[d], "op_embed", got, want, (size_t)rows * width * sizeof *got);
+            op_embed_params q = p;
+            q.plain = NULL;
+            q.packed = (pack_matrix){.panels = panels, .columns = vocabulary, .depth = width};
+            memset(got, 0, (size_t)rows * width * sizeof *got);
+            op_embed(all->at[d], &q);
+            assert_same(all->at[d], "packed embed", got, want, (size_t)rows * width * sizeof *got);
+        }
+        bt_free(ids);
+        bt_free(plain);
+        bt_free(panels);
+        bt_free(want);
+        bt_free(got);
+    }
+}
+
+static void rms_norm_equals_its_reference(void **state) {
+    const devices *all = *state;
+    static const uint32_t shapes[][2] = {{0, 16},  {1, 1},   {1, 16},   {3, 17},
+                                         {8, 576}, {9, 100}, {33, 1024}};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(shapes); i++) {
+        const uint32_t rows = shapes[i][0], width = shapes[i][1];
+        const size_t stride = width + 7;
+        uint64_t seed = 500 + i;
+        float *x = make(rows * stride + 1, sizeof *x);
+        float *weight = make(width, sizeof *weight);
+        uint32_t *row_ids = make(rows + 1, sizeof *row_ids);
+        float *want = make((size_t)rows * width + 1, sizeof *want);
+        float *got = make((size_t)rows * width + 1, sizeof *got);
+        random_floats(&seed, x, rows * stride, 3.0F);
+        random_floats(&seed, weight, width, 2.0F);
+        random_order(&seed, row_ids, 0, rows);
+        op_rms_norm_params p = {.x = x,
+                                .weight = weight,
+                                .row_ids = i % 2 == 0 ? row_ids : NULL,
+                                .x_stride = stride,
+                                .rows = rows,
+                                .width = width,
+                                .epsilon = 1e-5F};
+        p.out = want;
+        op_rms_norm_ref(&p);
+        p.out = got;
+        for (uint32_t d = 0; d < all->count; d++) {
+            memset(got, 0, (size_t)rows * width * sizeof *got);
+            op_rms_norm(all->at[d], &p);
+            assert_same(all->at[d], "op_rms_norm", got, want, (size_t)rows * width * sizeof *got);
+        }
+        bt_free(x);
+        bt_free(weight);
+        bt_free(row_ids);
+        bt_free(want);
+        bt_free(got);
+    }
+}
+
+static void rope_table_equals_its_reference(void **state) {
+    const devices *all = *state;
+    static const uint32_t positions[] = {0, 1, 2, 31, 511, 512, 8191, 40959, 131071};
+    static const uint32_t head_dims[] = {2, 16, 64, 128};
+    float want[BT_ARRAY_COUNT(positions) * HEAD_DIM_MAX];
+    float got[BT_ARRAY_COUNT(positions) * HEAD_DIM_MAX];
+    for (size_t i = 0; i < BT_ARRAY_COUNT(head_dims); i++) {
+        op_rope_table_params p = {.out = want,
+                                  .positions = positions,
+                                  .rows = BT_ARRAY_COUNT(positions),
+                                  .head_dim = head_dims[i],
+                                  .theta = 1e6};
+        op_rope_table_ref(&p);
+        assert_true(want[0] == 1.0F && want[head_dims[i] / 2] == 0.0F);
+        p.out = got;
+        const size_t bytes = BT_ARRAY_COUNT(positions) * head_dims[i] * sizeof *got;
+        for (uint32_t d = 0; d < all->count; d++) {
+            memset(got, 0, sizeof got);
+            op_rope_table(all->at[d], &p);
+            assert_same(all->at[d], "op_rope_table", got, want, bytes);
+        }
+    }
+}
+
+/* ---- pages: some sequences with random pages and random contents */
+
+typedef struct kv_case {
+    kv_dtype dtype;
+    uint32_t page_tokens, head_dim, kv_heads, group;
+    uint32_t sequences;
+    uint32_t first[4];
+    uint32_t tokens[4];
+} kv_case;
+
+static const kv_case kv_cases[] = {
+    {KV_DTYPE_BF16, 16, 64, 3, 3, 1, {0}, {1}},
+    {KV_DTYPE_BF16, 32, 64, 1, 1, 0, {0}, {0}},
+    {KV_DTYPE_BF16, 32, 64, 3, 3, 2, {5, 0}, {1, 40}},
+    {KV_DTYPE_BF16, 64, 128, 2, 2, 3, {63, 64, 0}, {1, 65, 64}},
+    {KV_DTYPE_F32, 16, 32, 2, 7, 2, {100, 3}, {9, 30}},
+    {KV_DTYPE_BF16, 16, 8, 1, 4, 2, {0, 17}, {70, 2}},
+    {KV_DTYPE_F32, 64, 16, 1, 2, 1, {511}, {3}},
+    {KV_DTYPE_BF16, 32, 24, 2, 2, 2, {1030, 500}, {1, 30}},
+    {KV_DTYPE_BF16, 32, 64, 1, 3, 2, {1700, 512}, {1, 1}},
+    {KV_DTYPE_BF16, 64, 66, 1, 1, 1, {480}, {100}},
+};
+
+typedef struct kv_setup {
+    op_kv kv;
+    uint8_t *memory;
+    size_t memory_bytes;
+    uint32_t page_ids[256];
+    uint32_t page_offsets[5];
+    uint32_t token_offsets[5];
+    uint32_t positions[512];
+    uint32_t sequence_of[512];
+    uint32_t tokens;
+} kv_setup;
+
+static void fill_pages(kv_setup *s, uint64_t *seed) {
+    const size_t elements = s->memory_bytes / kv_element_bytes(s->kv.layout.dtype);
+    if (s->kv.layout.dtype == KV_DTYPE_BF16)
+        random_bf16(seed, (uint16_t *)(void *)s->memory, elements, 2.0F);
+    else
+        random_floats(seed, (float *)(void *)s->memory, elements, 2.0F);
+}
+
+static void set_up(kv_setup *s, const kv_case *c, uint64_t *seed) {
+    *s = (kv_setup){.kv.layout = {.layers = 2,
+                                  .kv_heads = c->kv_heads,
+                                  .head_dim = c->head_dim,
+                                  .page_tokens = c->page_tokens,
+                                  .dtype = c->dtype}};
+    uint32_t pages = 0;
+    for (uint32_t i = 0; i < c->sequences; i++) {
+        pages += kv_pages_for(c->first[i] + c->tokens[i], c->page_tokens);
+        s->page_offsets[i + 1] = pages;
+        for (uint32_t t = 0; t < c->tokens[i]; t++) {
+            s->positions[s->tokens] = c->first[i] + t;
+            s->sequence_of[s->tokens++] = i;
+        }
+        s->token_offsets[i + 1] = s->tokens;
+    }
+    random_order(seed, s->page_ids, 1, pages);
+    s->memory_bytes = (pages + 2) * kv_page_bytes(&s->kv.layout);
+    s->memory = make(s->memory_bytes, 1);
+    fill_pages(s, seed);
+    s->kv.memory = s->memory;
+    s->kv.page_ids = s->page_ids;
+    s->kv.page_offsets = s->page_offsets;
+}
+
+static void check_rope_store(const devices *all, const kv_case *c, uint64_t seed) {
+    kv_setup s;
+    set_up(&s, c, &seed);
+    const uint32_t heads = c->group * c->kv_heads;
+    const size_t count = (size_t)s.tokens * (heads + 2 * c->kv_heads) * c->head_dim + 1;
+    float *start = make(count, sizeof *start);
+    float *want = make(count, sizeof *want);
+    float *got = make(count, sizeof *got);
+    float *rope = make((size_t)s.tokens * c->head_dim + 1, sizeof *rope);
+    uint8_t *want_memory = make(s.memory_bytes, 1);
+    uint8_t *first_memory = make(s.memory_bytes, 1);
+    float norms[2][HEAD_DIM_MAX];
+    random_floats(&seed, start, count, 2.0F);
+    random_floats(&seed, norms[0], 2 * (size_t)HEAD_DIM_MAX, 1.0F);
+    random_floats(&seed, rope, (size_t)s.tokens * c->head_dim, 1.0F);
+    op_rope_store_params p = {.qkv = want,
+                              .kv = s.kv,
+                              .rope = rope,
+                              .positions = s.positions,
+                              .sequence_of = s.sequence_of,
+                              .q_norm = c->group > 2 ? norms[0] : NULL,
+                              .k_norm = c->group > 2 ? norms[1] : NULL,
+                              .tokens = s.tokens,
+                              .heads = heads,
+                              .layer = 1,
+                              .epsilon = 1e-6F};
+    memcpy(first_memory, s.memory, s.memory_bytes);
+    memcpy(want, start, count * sizeof *want);
+    op_rope_store_ref(&p);
+    memcpy(want_memory, s.memory, s.memory_bytes);
+    p.qkv = got;
+    for (uint32_t d = 0; d < all->count; d++) {
+        memcpy(s.memory, first_memory, s.memory_bytes);
+        memcpy(got, start, count * sizeof *got);
+        op_rope_store(all->at[d], &p);
+        assert_same(all->at[d], "op_rope_store", got, want, count * sizeof *got);
+        assert_same(all->at[d], "a KV page", s.memory, want_memory, s.memory_bytes);
+    }
+    bt_free(start);
+    bt_free(want);
+    bt_free(got);
+    bt_free(rope);
+    bt_free(want_memory);
+    bt_free(first_memory);
+    bt_free(s.memory);
+}
+
+static void rope_store_equals_its_reference(void **state) {
+    for (size_t i = 0; i < BT_ARRAY_COUNT(kv_cases); i++)
+        check_rope_store(*state, &kv_cases[i], 600 + i);
+}
+
+static void check_attention(const devices *all, const kv_case *c, uint64_t seed) {
+    kv_setup s;
+    set_up(&s, c, &seed);
+    const uint32_t heads = c->group * c->kv_heads;
+    const size_t q_stride = (size_t)heads * c->head_dim + 9;
+    const size_t out_count = (size_t)s.tokens * heads * c->head_dim + 1;
+    float *q = make(s.tokens * q_stride + 1, sizeof *q);
+    float *want = make(out_count, sizeof *want);
+    float *got = make(out_count, sizeof *got);
+    random_floats(&seed, q, s.tokens * q_stride, 3.0F);
+    op_attention_params p = {.out = want,
+                             .q = q,
+                             .kv = s.kv,
+                             .token_offsets = s.token_offsets,
+                             .first_positions = c->first,
+                             .q_stride = q_stride,
+                             .sequences = c->sequences,
+                             .heads = heads,
+                             .layer = 1,
+                             .scale = 0.125F};
+    op_attention_ref(&p);
+    p.out = got;
+    for (uint32_t d = 0; d < all->count; d++) {
+        memset(got, 0, out_count * sizeof *got);
+        assert_int_equal(
+            op_attention_plan_create(all->at[d], 256, 4, 2048, heads, &s.kv.layout, &p.plan),
+            BT_OK);
+        op_attention_prepare(all->at[d], &p);
+        op_attention(all->at[d], &p);
+        op_attention_plan_destroy(p.plan);
+        assert_same(all->at[d], "op_attention", got, want, out_count * sizeof *got);
+    }
+    bt_free(q);
+    bt_free(want);
+    bt_free(got);
+    bt_free(s.memory);
+}
+
+static void attention_equals_its_reference(void **state) {
+    for (size_t i = 0; i < BT_ARRAY_COUNT(kv_cases); i++)
+        check_attention(*state, &kv_cases[i], 700 + i);
+}
+
+/* ---- devices */
+
+static void unknown_instruction_sets_are_refused(void **state) {
+    (void)state;
+    dev_host *dev = NULL;
+    bt_error error;
+    const dev_host_options options = {.threads = 1, .isa = "mmx", .head_dim_max = 64};
+    assert_int_equal(dev_host_create(&options, &dev, &error), BT_ERR_CALLER_UNSUPPORTED);
+    assert_non_null(strstr(error.text, "mmx"));
+    assert_null(dev);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packing_a_panel_is_packing_its_columns),
+        cmocka_unit_test(matmul_equals_its_reference),
+        cmocka_unit_test(gate_up_equals_its_reference),
+        cmocka_unit_test(embed_equals_its_reference),
+        cmocka_unit_test(rms_norm_equals_its_reference),
+        cmocka_unit_test(rope_table_equals_its_reference),
+        cmocka_unit_test(rope_store_equals_its_reference),
+        cmocka_unit_test(attention_equals_its_reference),
+        cmocka_unit_test(unknown_instruction_sets_are_refused),
+    };
+    return cmocka_run_group_tests(tests, open_devices, close_devices);
+}

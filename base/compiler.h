@@ -7,9 +7,9 @@
 #define BT_LIKELY(x)          __builtin_expect(!!(x), 1)
 #define BT_UNLIKELY(x)        __builtin_expect(!!(x), 0)
 /* For kernels whose loop bounds must become constants at the call. */
-#define BT_ALWAYS_INLINE      inline __attribute__((always_inline))
-#define BT_NORETURN           __attribute__((noreturn))
-#define BT_ARRAY_COUNT(a)     (sizeof(a) / sizeof((a)[0]))
+#define BT_ALWAYS_INLINE  inline __attribute__((always_inline))
+#define BT_NORETURN       __attribute__((noreturn))
+#define BT_ARRAY_COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
 /* Before a loop with a small constant bound: unroll it whole. */
 #if defined(__clang__)

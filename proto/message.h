@@ -1,11 +1,13 @@
 /* The control messages between router and workers, as plain C structs: what the pure control cores
- * read and write. proto_codec turns them into protobuf-c frames and back, and validates; nothing
+ * read and write. proto/codec.h turns them into protobuf-c frames and back, and validates; nothing
  * else touches protobuf-c.
  *
- * Two connections per worker and router, both dialled by the worker, told apart by the first frame:
- *   control  small messages, never behind bulk
+ * Two connections per worker and router, both dialled by the worker, told apart by the first frame,
+ * which is a HELLO:
+ *   control  small messages, never behind bulk; dialled first
  *   streams  frames of at most PROTO_FRAME_PAYLOAD_MAX bytes of payload: prompts and cancels to
- *            prefill, row streams from decode, credits to decode
+ *            prefill, row streams from decode, credits to decode; dialled after WELCOME came on
+ *            control and before READY is sent
  *
  * A message may have a *payload*: raw little-endian bytes that follow the protobuf header and never
  * pass through a protobuf buffer. Durations travel, never points in time. */
@@ -22,11 +24,15 @@
 enum {
     PROTO_VERSION_MAJOR = 1,
     PROTO_VERSION_MINOR = 0,
-    PROTO_FRAME_HEADER_MAX = 64 * 1024,
+    PROTO_FRAME_HEADER_MAX = 16 * 1024,
     PROTO_FRAME_PAYLOAD_MAX = 256 * 1024,
     PROTO_TEXT_MAX = 512,
     PROTO_ADDRESS_MAX = 4096,
+    PROTO_HOST_MAX = 256,
     PROTO_STOP_IDS_MAX = 64,
+    PROTO_EOS_IDS_MAX = 8,
+    PROTO_TOKENS_MAX = 1 << 24, /* of a prompt, and of max_new_tokens */
+    PROTO_VOCAB_MAX = 1 << 24,
 };
 
 typedef enum proto_role {
@@ -84,13 +90,15 @@ typedef enum proto_kind {
 } proto_kind;
 
 /* worker -> router, the first frame on each connection. On streams only role, lane, incarnation and
- * the versions count. */
+ * the versions count. A worker states every must-equal field of the record but the two that the
+ * router governs (cap, kv_checksum); what it leaves unknown cannot be compared, so it is refused.
+ */
 typedef struct proto_hello {
     uint32_t version_major, version_minor;
     proto_lane lane;
     proto_role role;
     uint64_t incarnation; /* random per process; a restart is a new peer */
-    char host[256];
+    char host[PROTO_HOST_MAX];
     uint32_t pid;
     cluster_record record;
     uint32_t
@@ -98,7 +106,7 @@ typedef struct proto_hello {
     char model_name[128];
     uint32_t vocab_size, context_tokens;
     uint32_t eos_count;
-    int32_t eos_ids[8];
+    int32_t eos_ids[PROTO_EOS_IDS_MAX];
     uint32_t tp_rank, tp_count, pp_rank, pp_count, dp_rank, dp_count; /* counts above 1: refused */
 } proto_hello;
 
@@ -106,7 +114,7 @@ typedef struct proto_hello {
  */
 typedef struct proto_welcome {
     uint64_t router_incarnation;
-    char router_host[256];
+    char router_host[PROTO_HOST_MAX];
     uint32_t worker_id; /* this router's name for the worker, never reused */
     cluster_record record;
     uint32_t heartbeat_ms, dead_after_ms;
@@ -125,18 +133,21 @@ typedef struct proto_ready {
     uint32_t step_tokens; /* prefill: tokens of one compute step, for "two steps queued" */
 } proto_ready;
 
-/* router -> worker: a worker of the other role; connect to it. */
+/* router -> worker: a worker of the other role; connect to it and say HELLO over the mover. PEER
+ * for a peer that is known already (same incarnation) means that the pair broke: disconnect to the
+ * end, then connect again. */
 typedef struct proto_peer {
     uint32_t worker_id;
     uint64_t incarnation;
     proto_role role;
-    char host[256];
+    char host[PROTO_HOST_MAX];
     uint32_t address_bytes;
     uint8_t address[PROTO_ADDRESS_MAX];
 } proto_peer;
 
 /* PEER_GONE (router -> worker) and PAIR_READY (decode -> router: a hello went both ways over the
- * mover between this decode and that prefill; or, with a status, it broke). */
+ * mover between this decode and that prefill; or, with a status and from either side, the pair
+ * broke, after which the router sends PEER to both again). */
 typedef struct proto_pair {
     uint32_t worker_id;
     uint64_t incarnation;
@@ -262,7 +273,20 @@ typedef struct proto_message {
     size_t payload_bytes;
 } proto_message;
 
-/* "hello", "reserve", ...; for logs. */
+/* "hello", "reserve", ...; for logs. Never NULL, also for numbers that are not ours. */
 const char *proto_kind_name(proto_kind kind);
+const char *proto_role_name(proto_role role); /* "prefill", "decode" */
+
+/* Copies a text for a message: control characters and broken UTF-8 become '?', and what does not
+ * fit into `capacity` bytes is cut at a character. For every text that is not a literal of ours. */
+void proto_text_copy(char *to, size_t capacity, const char *from);
+
+/* What is said about a message from outside and asserted about one of our own: ranges, texts (valid
+ * UTF-8 without control characters), counts, finite numbers, payload size. PEER_PROTOCOL with a
+ * sentence that names kind and field. `message` must have terminated strings and counts within the
+ * arrays, which the codec sees to. */
+BT_MUST_CHECK bt_status proto_message_check(const proto_message *message, bt_error *error);
+/* The same for the generation alone: REQUEST_INVALID. */
+BT_MUST_CHECK bt_status proto_generation_check(const proto_generation *generation, bt_error *error);
 
 #endif

@@ -4,6 +4,7 @@
 #define BT_PROTO_RECORD_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -53,11 +54,19 @@ typedef enum record_class {
 const char *record_field_name(record_field field); /* "sampling_mask_max_tokens" */
 record_class record_field_class(record_field field);
 
+/* Not zero and not "". */
+bool record_field_is_known(const cluster_record *record, record_field field);
+/* The value for a human: "4096", "full", "bf16"; fingerprints are cut to 16 digits. */
+void record_field_print(const cluster_record *record, record_field field, char *out,
+                        size_t capacity);
+
 /* Compares must-equal fields that are known on both sides. true = equal. On the first difference:
  * false and a sentence "sampling_mask_max_tokens differs: 128 on worker decode at hostA (pid 7),
  * 4096 on router hostB". `worker` and `cluster` name the two sides in it. */
 bool record_compare(const cluster_record *theirs, const char *worker, const cluster_record *ours,
                     const char *cluster, record_field *field_out, bt_error *error);
+/* Pairs form among equals: the pairable and the epoch fields are the same on both sides. */
+bool record_is_pairable(const cluster_record *a, const cluster_record *b);
 /* Fields not known in *into are taken from *from: the first worker founds them, a worker adopts. */
 void record_adopt(cluster_record *into, const cluster_record *from);
 

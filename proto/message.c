@@ -1,0 +1,310 @@
+/* Names of kinds and roles, and the checks that every message passes on its way in and out. A check
+ * is a list of conditions per kind; the first one that fails names the field. */
+#include "proto/message.h"
+
+#include <math.h>
+#include <string.h>
+
+const char *proto_kind_name(proto_kind kind) {
+    switch (kind) {
+    case PROTO_HELLO: return "hello";
+    case PROTO_WELCOME: return "welcome";
+    case PROTO_REFUSE: return "refuse";
+    case PROTO_READY: return "ready";
+    case PROTO_PEER: return "peer";
+    case PROTO_PEER_GONE: return "peer_gone";
+    case PROTO_PAIR_READY: return "pair_ready";
+    case PROTO_PING: return "ping";
+    case PROTO_PONG: return "pong";
+    case PROTO_RESERVE: return "reserve";
+    case PROTO_RESERVATION: return "reservation";
+    case PROTO_RUN: return "run";
+    case PROTO_PREFILL_DONE: return "prefill_done";
+    case PROTO_CANCEL: return "cancel";
+    case PROTO_CHUNK: return "chunk";
+    case PROTO_CREDIT: return "credit";
+    case PROTO_CAPACITY: return "capacity";
+    }
+    return "unknown";
+}
+
+const char *proto_role_name(proto_role role) {
+    switch (role) {
+    case PROTO_ROLE_PREFILL: return "prefill";
+    case PROTO_ROLE_DECODE: return "decode";
+    }
+    return "unknown";
+}
+
+/* Length of the UTF-8 sequence at text, 0 when it is not one (overlong forms, surrogates and ends
+ * of the string included: a zero byte is never a continuation). */
+static size_t utf8_length(const unsigned char *text) {
+    const unsigned first = text[0];
+    if (first < 0x80) return 1;
+    const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+    if (first < 0xc2 || first > 0xf4) return 0;
+    for (size_t i = 1; i < length; i++) {
+        if ((text[i] & 0xc0) != 0x80) return 0;
+    }
+    const unsigned second = text[1];
+    if (first == 0xe0 && second < 0xa0) return 0;
+    if (first == 0xed && second > 0x9f) return 0;
+    if (first == 0xf0 && second < 0x90) return 0;
+    if (first == 0xf4 && second > 0x8f) return 0;
+    return length;
+}
+
+/* These strings reach logs, error sentences and JSON. */
+static bool is_clean_text(const char *text) {
+    const unsigned char *at = (const unsigned char *)text;
+    while (*at != 0) {
+        if (*at < 0x20 || *at == 0x7f) return false;
+        const size_t length = utf8_length(at);
+        if (length == 0) return false;
+        at += length;
+    }
+    return true;
+}
+
+void proto_text_copy(char *to, size_t capacity, const char *from) {
+    const unsigned char *at = (const unsigned char *)from;
+    size_t used = 0;
+    while (*at != 0) {
+        size_t length = *at < 0x20 || *at == 0x7f ? 0 : utf8_length(at);
+        const bool is_bad = length == 0;
+        if (is_bad) length = 1;
+        if (used + length + 1 > capacity) break;
+        if (is_bad) {
+            to[used] = '?';
+        } else {
+            memcpy(to + used, at, length);
+        }
+        used += length;
+        at += length;
+    }
+    if (capacity > 0) to[used] = '\0';
+}
+
+static bool is_status(int32_t status) {
+    return status == BT_OK ||
+           (status < 0 && status > -500 && bt_status_scope((bt_status)status) != BT_SCOPE_NONE);
+}
+
+/* NULL, or the name of the first field that is out of range. */
+
+#define CHECK(condition, field)                                                                    \
+    do {                                                                                           \
+        if (!(condition)) return field;                                                            \
+    } while (0)
+
+static const char *check_attempt(const proto_attempt *a) {
+    CHECK(a->router_incarnation != 0, "attempt.router_incarnation");
+    CHECK(a->counter != 0, "attempt.counter");
+    return NULL;
+}
+
+static const char *check_generation(const proto_generation *g) {
+    CHECK(g->max_new_tokens <= PROTO_TOKENS_MAX, "max_new_tokens");
+    CHECK(isfinite(g->temperature) && g->temperature > 0.0f, "temperature");
+    CHECK(isfinite(g->top_p) && g->top_p > 0.0f && g->top_p <= 1.0f, "top_p");
+    CHECK(g->mask_mode <= 2, "mask_mode");
+    CHECK(g->wants_logprob <= 1, "wants_logprob");
+    CHECK(g->vocab_limit <= PROTO_VOCAB_MAX, "vocab_limit");
+    CHECK(g->stop_id_count <= PROTO_STOP_IDS_MAX, "stop_ids");
+    for (uint32_t i = 0; i < g->stop_id_count; i++) {
+        CHECK(g->stop_ids[i] >= 0 && g->stop_ids[i] < PROTO_VOCAB_MAX, "stop_ids");
+    }
+    return NULL;
+}
+
+static const char *check_record(const cluster_record *r) {
+    CHECK(r->sampling_mask_max_tokens <= PROTO_VOCAB_MAX, "sampling_mask_max_tokens");
+    CHECK(r->kv_checksum <= RECORD_CHECKSUM_FULL + 1, "kv_checksum");
+    CHECK(r->page_tokens <= 4096, "page_tokens");
+    CHECK(is_clean_text(r->kv_dtype), "kv_dtype");
+    CHECK(is_clean_text(r->kv_layout), "kv_layout");
+    CHECK(is_clean_text(r->numerics), "numerics");
+    CHECK(is_clean_text(r->model_fingerprint), "model_fingerprint");
+    CHECK(is_clean_text(r->tokenizer_fingerprint), "tokenizer_fingerprint");
+    return NULL;
+}
+
+static const char *check_ranks(const proto_hello *h) {
+    CHECK(h->tp_count >= 1, "tp_count");
+    CHECK(h->tp_rank < h->tp_count, "tp_rank");
+    CHECK(h->pp_count >= 1, "pp_count");
+    CHECK(h->pp_rank < h->pp_count, "pp_rank");
+    CHECK(h->dp_count >= 1, "dp_count");
+    CHECK(h->dp_rank < h->dp_count, "dp_rank");
+    return NULL;
+}
+
+static bool is_role(proto_role role) {
+    return role == PROTO_ROLE_PREFILL || role == PROTO_ROLE_DECODE;
+}
+
+static const char *check_hello(const proto_hello *h) {
+    CHECK(h->lane == PROTO_LANE_CONTROL || h->lane == PROTO_LANE_STREAMS, "lane");
+    CHECK(is_role(h->role), "role");
+    CHECK(h->incarnation != 0, "incarnation");
+    CHECK(is_clean_text(h->host), "host");
+    CHECK(is_clean_text(h->model_name), "model_name");
+    const char *bad = check_record(&h->record);
+    CHECK(bad == NULL, bad);
+    /* A peer of another major version gets this far, so that it can be refused with a sentence. */
+    if (h->lane == PROTO_LANE_STREAMS || h->version_major != PROTO_VERSION_MAJOR) return NULL;
+    CHECK(h->host[0] != '\0', "host");
+    CHECK(h->pins < 1u << RECORD_FIELD_COUNT, "pins");
+    CHECK(h->vocab_size >= 1 && h->vocab_size <= PROTO_VOCAB_MAX, "vocab_size");
+    CHECK(h->context_tokens >= 1 && h->context_tokens <= PROTO_TOKENS_MAX, "context_tokens");
+    CHECK(h->eos_count <= PROTO_EOS_IDS_MAX, "eos_ids");
+    for (uint32_t i = 0; i < h->eos_count; i++) {
+        CHECK(h->eos_ids[i] >= 0 && (uint32_t)h->eos_ids[i] < h->vocab_size, "eos_ids");
+    }
+    return check_ranks(h);
+}
+
+static const char *check_welcome(const proto_welcome *w) {
+    CHECK(w->router_incarnation != 0, "router_incarnation");
+    CHECK(w->router_host[0] != '\0' && is_clean_text(w->router_host), "router_host");
+    CHECK(w->worker_id != 0, "worker_id");
+    CHECK(w->heartbeat_ms >= 1, "heartbeat_ms");
+    CHECK(w->dead_after_ms > w->heartbeat_ms, "dead_after_ms");
+    CHECK(w->record.sampling_mask_max_tokens >= 1, "sampling_mask_max_tokens");
+    CHECK(w->record.kv_checksum >= 1, "kv_checksum");
+    return check_record(&w->record);
+}
+
+static const char *check_ready(const proto_ready *r) {
+    CHECK(r->address_bytes >= 1 && r->address_bytes <= PROTO_ADDRESS_MAX, "address");
+    CHECK(r->pages_total >= 1, "pages_total");
+    CHECK(r->page_tokens >= 1 && r->page_tokens <= 4096, "page_tokens");
+    CHECK(r->rows_total >= 1, "rows_total");
+    CHECK(r->step_tokens <= PROTO_TOKENS_MAX, "step_tokens");
+    return NULL;
+}
+
+static const char *check_peer(const proto_peer *p) {
+    CHECK(p->worker_id != 0, "worker_id");
+    CHECK(p->incarnation != 0, "incarnation");
+    CHECK(is_role(p->role), "role");
+    CHECK(p->host[0] != '\0' && is_clean_text(p->host), "host");
+    CHECK(p->address_bytes >= 1 && p->address_bytes <= PROTO_ADDRESS_MAX, "address");
+    return NULL;
+}
+
+static const char *check_pair(const proto_pair *p) {
+    CHECK(p->worker_id != 0, "worker_id");
+    CHECK(p->incarnation != 0, "incarnation");
+    CHECK(is_status(p->status), "status");
+    return NULL;
+}
+
+static const char *check_reserve(const proto_reserve *r) {
+    const char *bad = check_attempt(&r->attempt);
+    CHECK(bad == NULL, bad);
+    CHECK(r->prefill_worker_id != 0, "prefill_worker_id");
+    CHECK(r->prefill_incarnation != 0, "prefill_incarnation");
+    CHECK(r->prompt_tokens >= 1 && r->prompt_tokens <= PROTO_TOKENS_MAX, "prompt_tokens");
+    CHECK(r->deadline_ms >= 1, "deadline_ms");
+    CHECK(r->credit_bytes >= 1, "credit_bytes");
+    CHECK(r->generation.max_new_tokens >= 1, "max_new_tokens");
+    return check_generation(&r->generation);
+}
+
+static const char *check_reservation(const proto_reservation *r) {
+    const char *bad = check_attempt(&r->attempt);
+    CHECK(bad == NULL, bad);
+    CHECK(is_status(r->status), "status");
+    CHECK(r->status != BT_OK || r->slot_generation != 0, "slot_generation");
+    CHECK(is_clean_text(r->text), "text");
+    return NULL;
+}
+
+static const char *check_run(const proto_run *r, size_t payload_bytes) {
+    const char *bad = check_attempt(&r->attempt);
+    CHECK(bad == NULL, bad);
+    const bool is_handed_over = r->generation.max_new_tokens > 0;
+    CHECK((r->decode_worker_id != 0) == is_handed_over, "decode_worker_id");
+    CHECK((r->decode_incarnation != 0) == is_handed_over, "decode_incarnation");
+    CHECK((r->slot_generation != 0) == is_handed_over, "slot_generation");
+    CHECK(r->prompt_tokens >= 1 && r->prompt_tokens <= PROTO_TOKENS_MAX, "prompt_tokens");
+    CHECK(r->first_token < r->prompt_tokens, "first_token");
+    CHECK(r->deadline_ms >= 1, "deadline_ms");
+    CHECK(payload_bytes > 0 && payload_bytes % sizeof(int32_t) == 0, "payload");
+    CHECK(payload_bytes / sizeof(int32_t) <= r->prompt_tokens - r->first_token, "payload");
+    return check_generation(&r->generation);
+}
+
+static const char *check_prefill_done(const proto_prefill_done *p) {
+    const char *bad = check_attempt(&p->attempt);
+    CHECK(bad == NULL, bad);
+    CHECK(is_status(p->status), "status");
+    CHECK(is_clean_text(p->text), "text");
+    return NULL;
+}
+
+static const char *check_chunk(const proto_chunk *c, size_t payload_bytes) {
+    const char *bad = check_attempt(&c->attempt);
+    CHECK(bad == NULL, bad);
+    CHECK(c->finish >= PROTO_FINISH_NONE && c->finish <= PROTO_FINISH_ERROR, "finish");
+    CHECK(is_status(c->status), "status");
+    CHECK((c->status != BT_OK) == (c->finish == PROTO_FINISH_ERROR), "status");
+    CHECK(c->finish != PROTO_FINISH_STOP || c->matched_id >= 0, "matched_id");
+    CHECK(c->finish != PROTO_FINISH_NONE || payload_bytes > 0, "payload");
+    CHECK(c->offset <= UINT64_MAX - payload_bytes, "offset");
+    CHECK(is_clean_text(c->text), "text");
+    return NULL;
+}
+
+static const char *check_credit(const proto_credit *c) {
+    const char *bad = check_attempt(&c->attempt);
+    CHECK(bad == NULL, bad);
+    CHECK(c->bytes >= 1, "bytes");
+    return NULL;
+}
+
+#undef CHECK
+
+static const char *check_body(const proto_message *m) {
+    switch (m->kind) {
+    case PROTO_HELLO: return check_hello(&m->hello);
+    case PROTO_WELCOME: return check_welcome(&m->welcome);
+    case PROTO_REFUSE:
+        return m->refuse.text[0] != '\0' && is_clean_text(m->refuse.text) ? NULL : "text";
+    case PROTO_READY: return check_ready(&m->ready);
+    case PROTO_PEER: return check_peer(&m->peer);
+    case PROTO_PEER_GONE:
+    case PROTO_PAIR_READY: return check_pair(&m->pair);
+    case PROTO_PING:
+    case PROTO_PONG: return m->ping.sequence != 0 ? NULL : "sequence";
+    case PROTO_RESERVE: return check_reserve(&m->reserve);
+    case PROTO_RESERVATION: return check_reservation(&m->reservation);
+    case PROTO_RUN: return check_run(&m->run, m->payload_bytes);
+    case PROTO_PREFILL_DONE: return check_prefill_done(&m->prefill_done);
+    case PROTO_CANCEL: return check_attempt(&m->cancel.attempt);
+    case PROTO_CHUNK: return check_chunk(&m->chunk, m->payload_bytes);
+    case PROTO_CREDIT: return check_credit(&m->credit);
+    case PROTO_CAPACITY: return NULL;
+    }
+    return "kind";
+}
+
+bt_status proto_message_check(const proto_message *message, bt_error *error) {
+    const bool may_carry = message->kind == PROTO_RUN || message->kind == PROTO_CHUNK;
+    const char *bad = NULL;
+    if (message->payload_bytes > (may_carry ? PROTO_FRAME_PAYLOAD_MAX : 0)) {
+        bad = "payload";
+    } else {
+        bad = check_body(message);
+    }
+    if (bad == NULL) return BT_OK;
+    return bt_fail(error, BT_ERR_PEER_PROTOCOL, "%s frame with a bad %s",
+                   proto_kind_name(message->kind), bad);
+}
+
+bt_status proto_generation_check(const proto_generation *generation, bt_error *error) {
+    const char *bad = check_generation(generation);
+    if (bad == NULL) return BT_OK;
+    return bt_fail(error, BT_ERR_REQUEST_INVALID, "%s is out of range", bad);
+}

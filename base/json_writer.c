@@ -1,0 +1,162 @@
+#include "base/json_writer.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+enum { FIRST_BYTES = 256, NUMBER_BYTES_MAX = 40 };
+
+void bt_text_init(bt_text *text, size_t bytes_max) {
+    memset(text, 0, sizeof(*text));
+    text->bytes_max = bytes_max;
+}
+
+void bt_text_fini(bt_text *text) {
+    bt_free(text->bytes);
+    bt_text_init(text, text->bytes_max);
+}
+
+void bt_text_clear(bt_text *text) {
+    text->used = 0;
+    text->has_failed = false;
+    if (text->bytes != NULL) text->bytes[0] = 0;
+}
+
+char *bt_text_reserve(bt_text *text, size_t count) {
+    size_t needed; /* with the terminator */
+    if (text->has_failed || !bt_add_size(text->used, count, &needed) || needed > text->bytes_max) {
+        text->has_failed = true;
+        return NULL;
+    }
+    needed++;
+    if (needed > text->capacity) {
+        size_t grown = text->capacity > 0 ? text->capacity : FIRST_BYTES;
+        while (grown < needed && grown <= text->bytes_max) {
+            grown *= 2;
+        }
+        if (grown < needed) grown = needed;
+        char *bytes = bt_realloc(text->bytes, grown);
+        if (bytes == NULL) {
+            text->has_failed = true;
+            return NULL;
+        }
+        text->bytes = bytes;
+        text->capacity = grown;
+    }
+    return text->bytes + text->used;
+}
+
+void bt_text_add(bt_text *text, const char *bytes, size_t count) {
+    char *room = bt_text_reserve(text, count);
+    if (room == NULL) return;
+    if (count > 0) memcpy(room, bytes, count);
+    text->used += count;
+    text->bytes[text->used] = 0;
+}
+
+void bt_text_add_string(bt_text *text, const char *string) {
+    bt_text_add(text, string, strlen(string));
+}
+
+void bt_text_add_format(bt_text *text, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    int bytes = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    char *room = bytes >= 0 ? bt_text_reserve(text, (size_t)bytes) : NULL;
+    if (room == NULL) {
+        text->has_failed = true;
+        return;
+    }
+    va_start(arguments, format);
+    vsnprintf(room, (size_t)bytes + 1, format, arguments);
+    va_end(arguments);
+    text->used += (size_t)bytes;
+}
+
+/* The two-character escape of a byte, or 0. */
+static char short_escape(unsigned char byte) {
+    switch (byte) {
+    case '"': return '"';
+    case '\\': return '\\';
+    case '\b': return 'b';
+    case '\f': return 'f';
+    case '\n': return 'n';
+    case '\r': return 'r';
+    case '\t': return 't';
+    }
+    return 0;
+}
+
+static void add_escape(bt_text *text, unsigned char byte) {
+    char escape = short_escape(byte);
+    if (escape != 0) {
+        char pair[2] = {'\\', escape};
+        bt_text_add(text, pair, 2);
+    } else {
+        bt_text_add_format(text, "\\u%04x", byte);
+    }
+}
+
+void bt_json_add_string(bt_text *text, const char *bytes, size_t count) {
+    bt_text_add(text, "\"", 1);
+    size_t first = 0;
+    for (size_t i = 0; i < count; i++) {
+        unsigned char byte = (unsigned char)bytes[i];
+        if (byte >= 0x20 && byte != '"' && byte != '\\') continue;
+        bt_text_add(text, bytes + first, i - first);
+        add_escape(text, byte);
+        first = i + 1;
+    }
+    bt_text_add(text, bytes + first, count - first);
+    bt_text_add(text, "\"", 1);
+}
+
+/* The shortest decimal that reads back as the same double, found by trial; text rules: plain
+ * decimals for 1e-5 <= |x| < 1e16, else an exponent without padding; always a point or an exponent.
+ */
+static size_t put_double(char *out, double value) {
+    if (!isfinite(value)) return (size_t)snprintf(out, NUMBER_BYTES_MAX, "null");
+    char text[NUMBER_BYTES_MAX];
+    int digits = 1;
+    do {
+        snprintf(text, sizeof(text), "%.*e", digits - 1, value);
+    } while (strtod(text, NULL) != value && digits++ < 17);
+    int exponent = (int)strtol(strchr(text, 'e') + 1, NULL, 10);
+    if (value != 0 && (exponent < -5 || exponent >= 16)) {
+        size_t mantissa = (size_t)(strchr(text, 'e') - text);
+        memcpy(out, text, mantissa);
+        return mantissa +
+               (size_t)snprintf(out + mantissa, NUMBER_BYTES_MAX - mantissa, "e%d", exponent);
+    }
+    int decimals = digits - 1 - exponent;
+    return (size_t)snprintf(out, NUMBER_BYTES_MAX, "%.*f", decimals > 0 ? decimals : 1, value);
+}
+
+static void end_number(bt_text *text, size_t bytes) {
+    text->used += bytes;
+    text->bytes[text->used] = 0;
+}
+
+void bt_json_add_int(bt_text *text, int64_t value) {
+    char *room = bt_text_reserve(text, NUMBER_BYTES_MAX);
+    if (room != NULL)
+        end_number(text, (size_t)snprintf(room, NUMBER_BYTES_MAX, "%lld", (long long)value));
+}
+
+void bt_json_add_double(bt_text *text, double value) {
+    char *room = bt_text_reserve(text, NUMBER_BYTES_MAX);
+    if (room != NULL) end_number(text, put_double(room, value));
+}
+
+void bt_json_add_float(bt_text *text, float value) {
+    bt_json_add_double(text, (double)value);
+}
+
+void bt_json_add_bool(bt_text *text, bool value) {
+    bt_text_add_string(text, value ? "true" : "false");
+}

@@ -1,0 +1,96 @@
+#include "router/api_errors.h"
+
+#include <string.h>
+
+const char *api_error_type(int http_status) {
+    switch (http_status) {
+    case 400: return "BadRequestError";
+    case 404: return "NotFoundError";
+    case 405: return "MethodNotAllowedError";
+    case 408: return "RequestTimeoutError";
+    case 413: return "PayloadTooLargeError";
+    case 415: return "UnsupportedMediaTypeError";
+    case 417: return "ExpectationFailedError";
+    case 429: return "RateLimitError";
+    case 431: return "HeaderFieldsTooLargeError";
+    case 503: return "ServiceUnavailableError";
+    case 504: return "GatewayTimeoutError";
+    }
+    return http_status < 500 ? "BadRequestError" : "InternalServerError";
+}
+
+/* "message":T,"type":T,"param":null,"code":C */
+static void add_fields(bt_text *out, const char *type, int http_status, const char *code,
+                       const char *message) {
+    bt_text_add_string(out, "\"message\":");
+    bt_json_add_string(out, message, strlen(message));
+    bt_text_add_format(out, ",\"type\":\"%s\",\"param\":null,\"code\":", type);
+    if (code != NULL) {
+        bt_text_add_format(out, "\"%s\"", code);
+    } else {
+        bt_json_add_int(out, http_status);
+    }
+}
+
+static void add_both(bt_text *out, const char *type, int http_status, const char *code,
+                     const char *message) {
+    bt_text_add_string(out, "{\"error\":{");
+    add_fields(out, type, http_status, code, message);
+    bt_text_add_string(out, "},\"object\":\"error\",");
+    add_fields(out, type, http_status, code, message);
+    bt_text_add_string(out, "}");
+}
+
+void api_error_write_code(bt_text *out, int http_status, const char *code, const char *message) {
+    add_both(out, api_error_type(http_status), http_status, code, message);
+}
+
+void api_error_write(bt_text *out, api_error_shape shape, int http_status, const char *message) {
+    switch (shape) {
+    case API_ERROR_GENERATE:
+        /* SGLang keeps this short form for 400 only. */
+        if (http_status != 400) break;
+        bt_text_add_string(out, "{\"error\":{\"message\":");
+        bt_json_add_string(out, message, strlen(message));
+        bt_text_add_string(out, "}}");
+        return;
+    case API_ERROR_SCHEMA:
+        if (http_status != 400) break;
+        add_both(out, "Bad Request", http_status, NULL, message);
+        return;
+    case API_ERROR_OPENAI: break;
+    }
+    add_both(out, api_error_type(http_status), http_status, NULL, message);
+}
+
+int api_error_http_status(bt_status status) {
+    switch (status) {
+    case BT_OK: return 200;
+    case BT_ERR_REQUEST_INVALID:
+    case BT_ERR_REQUEST_OVERFLOW:
+    case BT_ERR_REQUEST_TOO_LARGE:
+    case BT_ERR_REQUEST_DUPLICATE:
+    case BT_ERR_REQUEST_UNSUPPORTED:
+    case BT_ERR_CALLER_ARGUMENT:
+    case BT_ERR_CALLER_LIMIT:
+    case BT_ERR_CALLER_UNSUPPORTED: return 400;
+    case BT_ERR_REQUEST_FULL:
+    case BT_ERR_REQUEST_NO_WORKER:
+    case BT_ERR_REQUEST_DEADLINE:
+    case BT_ERR_PEER_GONE:
+    case BT_ERR_PEER_TIMEOUT:
+    case BT_ERR_WORKER_MEMORY: return 503;
+    case BT_ERR_REQUEST_CAPTURE:
+    case BT_ERR_REQUEST_CANCELLED:
+    case BT_ERR_REQUEST_UNKNOWN:
+    case BT_ERR_REQUEST_CORRUPT:
+    case BT_ERR_REQUEST_STALE:
+    case BT_ERR_PEER_PROTOCOL:
+    case BT_ERR_PEER_REFUSED:
+    case BT_ERR_WORKER_IO:
+    case BT_ERR_WORKER_INTERNAL:
+    case BT_ERR_CALLER_CONFIG:
+    case BT_ERR_CALLER_FILE: return 500;
+    }
+    return 500;
+}

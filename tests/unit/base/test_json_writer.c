@@ -1,0 +1,71 @@
+/* JSON text that is appended: escapes, numbers, limits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "base/json_writer.h"
+
+static void test_strings(void **state) {
+    (void)state;
+    static const char INPUT[] = "a\"b\\c\b\f\n\r\t\x01\x1f/\x7f\xc3\xa9\xf0\x9f\x98\x80\0z";
+    bt_text text;
+    bt_text_init(&text, 1000);
+    bt_json_add_string(&text, INPUT, sizeof(INPUT) - 1);
+    assert_string_equal(text.bytes, "\"a\\\"b\\\\c\\b\\f\\n\\r\\t\\u0001\\u001f/\x7f\xc3\xa9"
+                                    "\xf0\x9f\x98\x80\\u0000z\"");
+    bt_text_clear(&text);
+    bt_json_add_string(&text, "", 0);
+    assert_string_equal(text.bytes, "\"\"");
+    bt_text_fini(&text);
+}
+
+static void test_numbers(void **state) {
+    (void)state;
+    bt_text text;
+    bt_text_init(&text, 1000);
+    bt_json_add_int(&text, INT64_MIN);
+    bt_text_add(&text, " ", 1);
+    bt_json_add_float(&text, -0.6931472f);
+    bt_text_add(&text, " ", 1);
+    bt_json_add_double(&text, 0.0);
+    bt_text_add(&text, " ", 1);
+    bt_json_add_double(&text, (double)NAN);
+    bt_text_add(&text, " ", 1);
+    bt_json_add_double(&text, 1e-7);
+    bt_text_add(&text, " ", 1);
+    bt_json_add_bool(&text, true);
+    assert_string_equal(text.bytes, "-9223372036854775808 -0.6931471824645996 0.0 null 1e-7 true");
+    bt_text_fini(&text);
+}
+
+static void test_limits(void **state) {
+    (void)state;
+    bt_text text;
+    bt_text_init(&text, 10);
+    bt_text_add_string(&text, "0123456789");
+    assert_false(text.has_failed);
+    bt_text_add(&text, "x", 1);
+    assert_true(text.has_failed);
+    assert_string_equal(text.bytes, "0123456789");
+    bt_text_add_format(&text, "%d", 5);
+    assert_int_equal(text.used, 10);
+    bt_text_clear(&text);
+    assert_false(text.has_failed);
+    bt_text_add_format(&text, "%s-%d", "ab", 7);
+    assert_string_equal(text.bytes, "ab-7");
+    bt_text_fini(&text);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_limits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

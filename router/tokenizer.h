@@ -23,7 +23,8 @@ void tokenizer_destroy(tokenizer *t);
 
 /* Ids are 0 .. vocab_count-1, added tokens included (holes have no text). */
 uint32_t tokenizer_vocab_count(const tokenizer *t);
-/* Bytes of the longest token: a text of n bytes has at least n / this many tokens. */
+/* A text of n bytes has at least n / this many tokens. At least 1; UINT32_MAX when this tokenizer
+ * gives no such bound (bytes that the vocabulary lacks are dropped, as in the reference). */
 uint32_t tokenizer_token_bytes_max(const tokenizer *t);
 /* SHA-256 over the vocabulary, merges, added tokens and split rule, the same for a tokenizer.json
  * and a GGUF file of the same tokenizer only if they say the same thing. */
@@ -49,8 +50,10 @@ typedef struct token_list {
     uint32_t capacity;
 } token_list;
 
-/* Appends the ids of `text` (valid UTF-8, may hold NUL) to *list, which the caller frees with
- * token_list_fini. Equal to Hugging Face tokenizers. */
+/* Appends the ids of `text` (valid UTF-8, may hold NUL; else REQUEST_INVALID) to *list, which the
+ * caller frees with token_list_fini; after an error the list is as it was. Equal to Hugging Face
+ * tokenizers. Time is n log n in the worst case. REQUEST_TOO_LARGE: one unsplittable word of more
+ * than 64 MiB. */
 BT_MUST_CHECK bt_status tokenizer_encode(const tokenizer *t, const char *text, size_t bytes,
                                          tokenizer_encode_options options, token_list *list);
 BT_MUST_CHECK bt_status token_list_append(token_list *list, int32_t id);
@@ -79,11 +82,25 @@ typedef struct chat_message {
     size_t content_bytes;
 } chat_message;
 
-/* Renders ChatML and encodes it: template pieces with special tokens, contents without, so that a
- * user's text never becomes a special token. adds the generation prompt. Errors:
- * REQUEST_UNSUPPORTED with a sentence when the model's template is not ChatML. */
+typedef enum chat_thinking {
+    CHAT_THINKING_DEFAULT, /* as the model's template does when nothing is said */
+    CHAT_THINKING_OFF,     /* enable_thinking false: an empty thought is put before the answer */
+    CHAT_THINKING_ON,
+} chat_thinking;
+
+typedef struct chat_options {
+    uint32_t tokens_max; /* refuse with CALLER_LIMIT beyond this; 0 = no limit */
+    chat_thinking thinking;
+    bool continues_final; /* the last message (the assistant's) is left open, to be continued */
+} chat_options;
+
+/* Renders ChatML and encodes it, the generation prompt included; the ids are those of the rendered
+ * text, except that a message never becomes a special token: its "<|im_end|>" is plain text. Roles
+ * are system, user, assistant, tool, and developer, which is rendered as system. Errors, each with
+ * a sentence: REQUEST_UNSUPPORTED when the model's template is not ChatML, REQUEST_INVALID for no
+ * messages, an unknown role or invalid UTF-8, CALLER_LIMIT beyond tokens_max. */
 BT_MUST_CHECK bt_status tokenizer_encode_chat(const tokenizer *t, const chat_message *messages,
-                                              size_t message_count, uint32_t tokens_max,
+                                              size_t message_count, chat_options options,
                                               token_list *list, bt_error *error);
 
 #endif

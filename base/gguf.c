@@ -120,9 +120,10 @@ static bt_status read_elements(reader *r, uint32_t type, uint64_t count, bt_gguf
                        r->path, start, type);
     }
     if (count > (r->bytes - start) / element_bytes_min) {
-        return bt_fail(r->error, BT_ERR_CALLER_FILE,
-                       "%s: the array at byte %zu claims %llu elements, more than the file holds",
-                       r->path, start, (unsigned long long)count);
+        return bt_fail(
+            r->error, BT_ERR_CALLER_FILE,
+            "%s: truncated: the array at byte %zu claims %llu elements, more than the file holds",
+            r->path, start, (unsigned long long)count);
     }
     bt_status status = BT_OK;
     const uint8_t *data = NULL;

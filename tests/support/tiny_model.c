@@ -320,16 +320,20 @@ static void add_geometry_gguf(const tiny_model *m, gguf_writer *w) {
     gguf_writer_f32(w, key, (float)g.rope_theta);
 }
 
-bt_status tiny_model_write_gguf(const tiny_model *m, const char *folder, const char *name) {
+void tiny_model_fill_gguf(const tiny_model *m, gguf_writer *w) {
     const model_geometry g = tiny_model_geometry(m);
-    gguf_writer writer;
-    gguf_writer_init(&writer);
-    add_geometry_gguf(m, &writer);
-    tiny_tokenizer_add_gguf(m, &writer);
+    gguf_writer_init(w);
+    add_geometry_gguf(m, w);
+    tiny_tokenizer_add_gguf(m, w);
     for (int t = 0; t < MODEL_TENSOR_COUNT; t++) {
         for (uint32_t layer = 0; layer < layers_of(&g, (model_tensor)t); layer++)
-            add_weights_gguf(m, (model_tensor)t, layer, &writer);
+            add_weights_gguf(m, (model_tensor)t, layer, w);
     }
+}
+
+bt_status tiny_model_write_gguf(const tiny_model *m, const char *folder, const char *name) {
+    gguf_writer writer;
+    tiny_model_fill_gguf(m, &writer);
     test_bytes file = gguf_writer_finish(&writer);
     const bt_status status = test_bytes_write(&file, folder, name);
     test_bytes_fini(&file);

@@ -18,6 +18,7 @@
 
 #include "base/status.h"
 #include "kernels/model/model_file.h"
+#include "tests/support/gguf_writer.h"
 
 enum {
     TINY_MODEL_MERGES = 61,
@@ -53,6 +54,8 @@ int32_t tiny_model_im_end_id(const tiny_model *m);
 
 /* Writes the HF folder's files into an existing folder. */
 BT_MUST_CHECK bt_status tiny_model_write_hf(const tiny_model *m, const char *folder);
+/* Fills a writer with the keys and tensors of the GGUF file; the caller finishes and frees it. */
+void tiny_model_fill_gguf(const tiny_model *m, gguf_writer *w);
 /* Writes folder/name, a GGUF file. */
 BT_MUST_CHECK bt_status tiny_model_write_gguf(const tiny_model *m, const char *folder,
                                               const char *name);

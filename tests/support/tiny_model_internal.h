@@ -3,7 +3,6 @@
 #ifndef BT_TESTS_SUPPORT_TINY_MODEL_INTERNAL_H
 #define BT_TESTS_SUPPORT_TINY_MODEL_INTERNAL_H
 
-#include "tests/support/gguf_writer.h"
 #include "tests/support/tiny_model.h"
 
 /* tokenizer.json and tokenizer_config.json. */

@@ -18,4 +18,7 @@
 #define BT_UNROLL _Pragma("GCC unroll 64")
 #endif
 
+/* For products of two 64-bit numbers. */
+__extension__ typedef unsigned __int128 bt_u128;
+
 #endif

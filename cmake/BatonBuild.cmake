@@ -33,6 +33,9 @@ elseif(BT_SANITIZE STREQUAL "thread")
   add_compile_options(-fsanitize=thread)
   add_link_options(-fsanitize=thread)
 endif()
+if(BT_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link) # coverage for the targets in tests/fuzz
+endif()
 
 # bt_library(NAME name SOURCES ... LINKS ...): a static library with the project's warnings.
 function(bt_library)

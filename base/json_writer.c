@@ -1,14 +1,13 @@
 #include "base/json_writer.h"
 
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "base/json_number.h"
 #include "base/mem.h"
 
-enum { FIRST_BYTES = 256, NUMBER_BYTES_MAX = 40 };
+enum { FIRST_BYTES = 256 };
 
 void bt_text_init(bt_text *text, size_t bytes_max) {
     memset(text, 0, sizeof(*text));
@@ -116,41 +115,19 @@ void bt_json_add_string(bt_text *text, const char *bytes, size_t count) {
     bt_text_add(text, "\"", 1);
 }
 
-/* The shortest decimal that reads back as the same double, found by trial; text rules: plain
- * decimals for 1e-5 <= |x| < 1e16, else an exponent without padding; always a point or an exponent.
- */
-static size_t put_double(char *out, double value) {
-    if (!isfinite(value)) return (size_t)snprintf(out, NUMBER_BYTES_MAX, "null");
-    char text[NUMBER_BYTES_MAX];
-    int digits = 1;
-    do {
-        snprintf(text, sizeof(text), "%.*e", digits - 1, value);
-    } while (strtod(text, NULL) != value && digits++ < 17);
-    int exponent = (int)strtol(strchr(text, 'e') + 1, NULL, 10);
-    if (value != 0 && (exponent < -5 || exponent >= 16)) {
-        size_t mantissa = (size_t)(strchr(text, 'e') - text);
-        memcpy(out, text, mantissa);
-        return mantissa +
-               (size_t)snprintf(out + mantissa, NUMBER_BYTES_MAX - mantissa, "e%d", exponent);
-    }
-    int decimals = digits - 1 - exponent;
-    return (size_t)snprintf(out, NUMBER_BYTES_MAX, "%.*f", decimals > 0 ? decimals : 1, value);
-}
-
 static void end_number(bt_text *text, size_t bytes) {
     text->used += bytes;
     text->bytes[text->used] = 0;
 }
 
 void bt_json_add_int(bt_text *text, int64_t value) {
-    char *room = bt_text_reserve(text, NUMBER_BYTES_MAX);
-    if (room != NULL)
-        end_number(text, (size_t)snprintf(room, NUMBER_BYTES_MAX, "%lld", (long long)value));
+    char *room = bt_text_reserve(text, BT_JSON_NUMBER_ROOM);
+    if (room != NULL) end_number(text, bt_json_int(room, value));
 }
 
 void bt_json_add_double(bt_text *text, double value) {
-    char *room = bt_text_reserve(text, NUMBER_BYTES_MAX);
-    if (room != NULL) end_number(text, put_double(room, value));
+    char *room = bt_text_reserve(text, BT_JSON_NUMBER_ROOM);
+    if (room != NULL) end_number(text, bt_json_double(room, value));
 }
 
 void bt_json_add_float(bt_text *text, float value) {

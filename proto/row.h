@@ -14,10 +14,11 @@
  *       44     4 first token                      96    32 reserved, zero
  *       48     8 writer incarnation
  *
- * then sections {u16 kind, u16 zero, u32 bytes, data, zero padding to 8}. The CRC32C covers the
- * header with its own field zero, then the chunk checksums (u32 each, in chunk-index order; not
- * sent, kept by both sides; zeros when checksums are off), then the sections. Only total_bytes
- * travel.
+ * then sections {u16 kind, u16 zero, u32 bytes, data, zero padding to 8}, each kind at most once
+ * and in ascending order. Mask mode off: no support; selected: kinds 1 and 3; support: kinds 1, 2
+ * and 3; kind 4 with a log-probability, in any mode. The CRC32C covers the header with its own
+ * field zero, then the chunk checksums (u32 each, in chunk-index order; not sent, kept by both
+ * sides; zeros when checksums are off), then the sections. Only total_bytes travel.
  *
  * Pure; the caller owns all memory. */
 #ifndef BT_PROTO_ROW_H
@@ -34,6 +35,13 @@ enum {
     ROW_HEADER_BYTES = 128,
     ROW_SLOT_ALIGNMENT = 64,
 };
+
+/* sampler_mask_mode's numbers, which travel in rows. */
+typedef enum row_mask_mode {
+    ROW_MASK_OFF = 0,
+    ROW_MASK_SELECTED = 1,
+    ROW_MASK_SUPPORT = 2,
+} row_mask_mode;
 
 typedef enum row_section {
     ROW_SECTION_SUPPORT_IDS = 1,      /* int32 [support size] */
@@ -71,14 +79,21 @@ typedef struct metadata_row {
 /* Width of a slot for rows of up to cap support entries; a multiple of ROW_SLOT_ALIGNMENT. */
 size_t row_slot_bytes(uint32_t cap);
 
-/* Writes *row into slot [slot_bytes]; chunk_checksums [row->chunk_count]. Returns total bytes in
- * *total_out. CALLER_LIMIT when it does not fit. */
+/* Writes *row into slot [slot_bytes], 8-byte aligned; chunk_checksums [row->chunk_count]. Total
+ * bytes in *total_out. CALLER_LIMIT when it does not fit, CALLER_ARGUMENT when support and mask
+ * mode contradict each other. The sections may already lie in the slot (from row_decode). */
 BT_MUST_CHECK bt_status row_encode(const metadata_row *row, const uint32_t *chunk_checksums,
                                    void *slot, size_t slot_bytes, size_t *total_out);
+/* Sets the chunk count of an encoded row and its CRC anew: the sender knows both only when the last
+ * chunk is cut, long after the row was written. */
+void row_seal(void *slot, const uint32_t *chunk_checksums, uint32_t chunk_count);
 /* Reads the header and sections of `bytes` received bytes without trusting them: bounds, magic,
- * version, section kinds and sizes against mask mode and support size. No proof yet. */
+ * version, section kinds and sizes against mask mode and support size. No proof yet. A different
+ * version is PEER_PROTOCOL, anything else that is wrong REQUEST_CORRUPT. `slot` is 8-byte aligned.
+ */
 BT_MUST_CHECK bt_status row_decode(const void *slot, size_t bytes, metadata_row *row_out);
-/* The proof: the CRC over header, the chunk checksums as decode knows them, and sections. */
+/* The proof: the CRC over header, the chunk checksums as decode knows them, and sections.
+ * REQUEST_CORRUPT when it fails. */
 BT_MUST_CHECK bt_status row_prove(const void *slot, size_t bytes, const uint32_t *chunk_checksums,
                                   uint32_t chunk_count);
 

@@ -28,13 +28,14 @@ typedef struct token_row {
     const float *support_logprobs; /* NULL unless support mode */
 } token_row;
 
+/* Bytes of one record with its header. */
 size_t row_record_bytes(uint32_t mask_mode, uint32_t support_count);
-/* Appends one record at out [row_record_bytes(...)]. */
+/* Writes one record at out [row_record_bytes(...)], any alignment. */
 void row_record_encode(const token_row *row, uint8_t *out);
-/* Reads the record at bytes [available]. *used_out = 0 and OK when it is not complete yet. A record
- * of more than cap support entries or of wrong sizes is PEER_PROTOCOL. The arrays point into
- * `bytes`, which must be 4-byte aligned (records are multiples of 4, so an aligned buffer stays
- * so). */
+/* Reads the record at bytes [available]. *used_out = 0 and OK when it is not complete yet, and then
+ * row_out is left alone. A record of more than cap support entries or of wrong sizes is
+ * PEER_PROTOCOL. The arrays point into `bytes`, which must be 4-byte aligned (records are multiples
+ * of 4, so an aligned buffer stays so). */
 BT_MUST_CHECK bt_status row_record_decode(const uint8_t *bytes, size_t available, uint32_t cap,
                                           token_row *row_out, size_t *used_out);
 

@@ -1,0 +1,283 @@
+/* The metadata row: every shape comes back bit for bit, every changed byte is found, and nothing
+ * that a peer could send is trusted. */
+#include "proto/row.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/little_endian.h"
+
+enum { CAP = 50, CHUNKS = 3 };
+
+typedef struct fixture {
+    _Alignas(ROW_SLOT_ALIGNMENT) uint8_t slot[4096];
+    int32_t ids[CAP];
+    float logprobs[CAP];
+    uint32_t checksums[CHUNKS];
+    metadata_row row;
+    size_t total;
+} fixture;
+
+static uint32_t float_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static void prepare(fixture *f, uint32_t mask_mode, uint32_t support_count, bool has_logprob) {
+    memset(f, 0xa5, sizeof *f);
+    for (uint32_t i = 0; i < CAP; i++) {
+        f->ids[i] = (int32_t)(i * 977 + 3);
+        f->logprobs[i] = -0.25f * (float)(i + 1);
+    }
+    for (uint32_t i = 0; i < CHUNKS; i++)
+        f->checksums[i] = 0x1000u + i;
+    f->row = (metadata_row){
+        .attempt = {0x1122334455667788u, 42},
+        .slot = 7,
+        .slot_generation = 9,
+        .writer_incarnation = 0xfeedfacecafebeefu,
+        .first_token = 31,
+        .support_count = support_count,
+        .cap_needed = support_count,
+        .cached_tokens = 5,
+        .chunk_count = CHUNKS,
+        .page_count = 4,
+        .kv_bytes = UINT64_C(1) << 33,
+        .prompt_tokens = 100,
+        .mask_mode = mask_mode,
+        .has_first_logprob = has_logprob,
+        .first_logprob = has_logprob ? -1.5f : 0.0f,
+        .selected_logprob = mask_mode == ROW_MASK_OFF ? 0.0f : -0.75f,
+        .support_ids = mask_mode == ROW_MASK_OFF ? NULL : f->ids,
+        .support_logprobs = mask_mode == ROW_MASK_SUPPORT ? f->logprobs : NULL,
+    };
+    assert_int_equal(row_encode(&f->row, f->checksums, f->slot, sizeof f->slot, &f->total), BT_OK);
+}
+
+static void assert_same(const metadata_row *a, const metadata_row *b) {
+    assert_true(proto_attempt_equal(a->attempt, b->attempt));
+    assert_int_equal(a->sample_index, b->sample_index);
+    assert_int_equal(a->slot, b->slot);
+    assert_int_equal(a->slot_generation, b->slot_generation);
+    assert_true(a->writer_incarnation == b->writer_incarnation);
+    assert_int_equal(a->first_token, b->first_token);
+    assert_int_equal(a->status, b->status);
+    assert_int_equal(a->support_count, b->support_count);
+    assert_int_equal(a->cap_needed, b->cap_needed);
+    assert_int_equal(a->cached_tokens, b->cached_tokens);
+    assert_int_equal(a->chunk_count, b->chunk_count);
+    assert_int_equal(a->page_count, b->page_count);
+    assert_true(a->kv_bytes == b->kv_bytes);
+    assert_int_equal(a->prompt_tokens, b->prompt_tokens);
+    assert_int_equal(a->mask_mode, b->mask_mode);
+    assert_int_equal(a->has_first_logprob, b->has_first_logprob);
+    assert_int_equal(float_bits(a->first_logprob), float_bits(b->first_logprob));
+    assert_int_equal(float_bits(a->selected_logprob), float_bits(b->selected_logprob));
+    assert_int_equal(a->support_ids == NULL, b->support_ids == NULL);
+    assert_int_equal(a->support_logprobs == NULL, b->support_logprobs == NULL);
+    if (a->support_count == 0) return;
+    const size_t bytes = sizeof(uint32_t) * a->support_count;
+    assert_memory_equal(a->support_ids, b->support_ids, bytes);
+    if (a->support_logprobs != NULL)
+        assert_memory_equal(a->support_logprobs, b->support_logprobs, bytes);
+}
+
+static void every_shape_round_trips(void **state) {
+    (void)state;
+    static const uint32_t counts[] = {1, 2, 3, CAP - 1, CAP};
+    for (uint32_t mode = ROW_MASK_OFF; mode <= ROW_MASK_SUPPORT; mode++) {
+        for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+            for (int logprob = 0; logprob < 2; logprob++) {
+                fixture f;
+                metadata_row got;
+                prepare(&f, mode, mode == ROW_MASK_OFF ? 0 : counts[c], logprob != 0);
+                assert_true(f.total <= row_slot_bytes(CAP));
+                assert_int_equal(row_decode(f.slot, f.total, &got), BT_OK);
+                assert_same(&f.row, &got);
+                assert_int_equal(row_prove(f.slot, f.total, f.checksums, CHUNKS), BT_OK);
+            }
+        }
+    }
+}
+
+/* Floats are bits: a NaN with a payload, negative zero and a denormal come back as they were. */
+static void floats_travel_as_bits(void **state) {
+    (void)state;
+    fixture f;
+    metadata_row got;
+    static const uint32_t bits[] = {0x7fc12345u, 0x80000000u, 0x00000001u, 0xff800000u};
+    prepare(&f, ROW_MASK_SUPPORT, 4, true);
+    memcpy(f.logprobs, bits, sizeof bits);
+    memcpy(&f.row.first_logprob, &bits[0], 4);
+    memcpy(&f.row.selected_logprob, &bits[1], 4);
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, sizeof f.slot, &f.total), BT_OK);
+    assert_int_equal(row_decode(f.slot, f.total, &got), BT_OK);
+    assert_same(&f.row, &got);
+}
+
+/* The documented offsets: a reader of another version must find magic, version and sizes. */
+static void layout_is_the_documented_one(void **state) {
+    (void)state;
+    fixture f;
+    prepare(&f, ROW_MASK_SELECTED, 2, false);
+    assert_memory_equal(f.slot, "BROW", 4);
+    assert_int_equal(bt_load_le16(f.slot + 4), 1);
+    assert_int_equal(bt_load_le16(f.slot + 6), 128);
+    assert_int_equal(bt_load_le32(f.slot + 8), 128 + 16 + 16);
+    assert_true(bt_load_le64(f.slot + 16) == 0x1122334455667788u);
+    assert_int_equal(bt_load_le32(f.slot + 40), 9);
+    assert_int_equal(bt_load_le32(f.slot + 44), 31);
+    assert_int_equal(bt_load_le32(f.slot + 92), ROW_MASK_SELECTED);
+    assert_int_equal(bt_load_le16(f.slot + 128), ROW_SECTION_SUPPORT_IDS);
+    assert_int_equal(bt_load_le32(f.slot + 132), 8);
+    assert_int_equal(bt_load_le32(f.slot + 136), 3);
+    assert_int_equal(bt_load_le16(f.slot + 144), ROW_SECTION_SELECTED_LOGPROB);
+}
+
+/* Each bit of each byte that travels, flipped alone, is found by the reader or by the proof. */
+static void every_flipped_bit_is_found(void **state) {
+    (void)state;
+    fixture f;
+    metadata_row got;
+    prepare(&f, ROW_MASK_SUPPORT, 3, true);
+    for (size_t i = 0; i < f.total; i++) {
+        for (int bit = 0; bit < 8; bit++) {
+            f.slot[i] ^= (uint8_t)(1u << bit);
+            bt_status status = row_decode(f.slot, f.total, &got);
+            if (status == BT_OK) status = row_prove(f.slot, f.total, f.checksums, CHUNKS);
+            assert_true(status == BT_ERR_REQUEST_CORRUPT || status == BT_ERR_PEER_PROTOCOL);
+            f.slot[i] ^= (uint8_t)(1u << bit);
+        }
+    }
+    assert_int_equal(row_prove(f.slot, f.total, f.checksums, CHUNKS), BT_OK);
+}
+
+static void chunk_checksums_are_part_of_the_proof(void **state) {
+    (void)state;
+    fixture f;
+    prepare(&f, ROW_MASK_SELECTED, 2, false);
+    for (uint32_t i = 0; i < CHUNKS; i++) {
+        f.checksums[i] ^= 1;
+        assert_int_equal(row_prove(f.slot, f.total, f.checksums, CHUNKS), BT_ERR_REQUEST_CORRUPT);
+        f.checksums[i] ^= 1;
+    }
+    const uint32_t swapped = f.checksums[0];
+    f.checksums[0] = f.checksums[1];
+    f.checksums[1] = swapped;
+    assert_int_equal(row_prove(f.slot, f.total, f.checksums, CHUNKS), BT_ERR_REQUEST_CORRUPT);
+    assert_int_equal(row_prove(f.slot, f.total, f.checksums, CHUNKS - 1), BT_ERR_REQUEST_CORRUPT);
+}
+
+static void every_cut_length_is_refused(void **state) {
+    (void)state;
+    fixture f;
+    metadata_row got;
+    prepare(&f, ROW_MASK_SUPPORT, 2, true);
+    for (size_t bytes = 0; bytes < f.total; bytes++)
+        assert_int_equal(row_decode(f.slot, bytes, &got), BT_ERR_REQUEST_CORRUPT);
+    assert_int_equal(row_decode(f.slot, f.total + 8, &got), BT_ERR_REQUEST_CORRUPT);
+    /* The same with the header's own total agreeing, so that the sections themselves are cut. */
+    for (size_t bytes = ROW_HEADER_BYTES; bytes < f.total; bytes++) {
+        bt_store_le32(f.slot + 8, (uint32_t)bytes);
+        const bt_status status = row_decode(f.slot, bytes, &got);
+        if (bytes == f.total - 16) { /* a whole row of the same shape without the logprob */
+            assert_int_equal(status, BT_OK);
+            assert_int_equal(row_prove(f.slot, bytes, f.checksums, CHUNKS), BT_ERR_REQUEST_CORRUPT);
+        } else {
+            assert_int_equal(status, BT_ERR_REQUEST_CORRUPT);
+        }
+    }
+}
+
+static void headers_that_lie_are_refused(void **state) {
+    (void)state;
+    fixture f;
+    metadata_row got;
+    static const struct {
+        size_t at;
+        uint32_t value;
+        bt_status status;
+    } lies[] = {
+        {60, 3, BT_ERR_REQUEST_CORRUPT},           /* more support than the section holds */
+        {60, 0xffffffffu, BT_ERR_REQUEST_CORRUPT}, /* so much that sizes would wrap */
+        {60, 0, BT_ERR_REQUEST_CORRUPT},
+        {92, ROW_MASK_OFF, BT_ERR_REQUEST_CORRUPT},
+        {92, ROW_MASK_SUPPORT, BT_ERR_REQUEST_CORRUPT},
+        {92, 3, BT_ERR_REQUEST_CORRUPT},
+        {4, 128u << 16 | 2, BT_ERR_PEER_PROTOCOL},
+        {4, 64u << 16 | 1, BT_ERR_REQUEST_CORRUPT},
+        {96, 1, BT_ERR_REQUEST_CORRUPT},
+        {128, 99, BT_ERR_REQUEST_CORRUPT},
+        {132, 0xfffffff8u, BT_ERR_REQUEST_CORRUPT},
+    };
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+        prepare(&f, ROW_MASK_SELECTED, 2, false);
+        bt_store_le32(f.slot + lies[i].at, lies[i].value);
+        assert_int_equal(row_decode(f.slot, f.total, &got), lies[i].status);
+    }
+}
+
+static void encoder_refuses_what_cannot_be(void **state) {
+    (void)state;
+    fixture f;
+    size_t total = 77;
+    prepare(&f, ROW_MASK_SUPPORT, CAP, true);
+    const size_t exact = f.total;
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, exact, &total), BT_OK);
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, exact - 1, &total),
+                     BT_ERR_CALLER_LIMIT);
+    f.row.support_logprobs = NULL;
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, exact, &total),
+                     BT_ERR_CALLER_ARGUMENT);
+    f.row.mask_mode = ROW_MASK_OFF;
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, exact, &total),
+                     BT_ERR_CALLER_ARGUMENT);
+    f.row.mask_mode = 3;
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, exact, &total),
+                     BT_ERR_CALLER_ARGUMENT);
+}
+
+static void sealing_sets_the_chunks(void **state) {
+    (void)state;
+    fixture f;
+    metadata_row got;
+    prepare(&f, ROW_MASK_SELECTED, 2, true);
+    row_seal(f.slot, f.checksums, 2);
+    assert_int_equal(row_prove(f.slot, f.total, f.checksums, 2), BT_OK);
+    assert_int_equal(row_prove(f.slot, f.total, f.checksums, 3), BT_ERR_REQUEST_CORRUPT);
+    assert_int_equal(row_decode(f.slot, f.total, &got), BT_OK);
+    assert_int_equal(got.chunk_count, 2);
+}
+
+static void slots_hold_the_largest_row(void **state) {
+    (void)state;
+    static const uint32_t caps[] = {0, 1, 2, 15, 16, 17, 4096, 151936};
+    for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
+        const size_t bytes = row_slot_bytes(caps[i]);
+        assert_int_equal(bytes % ROW_SLOT_ALIGNMENT, 0);
+        assert_true(bytes >= ROW_HEADER_BYTES + 8 * (size_t)caps[i] + 48);
+        assert_true(bytes < ROW_HEADER_BYTES + 8 * (size_t)caps[i] + 48 + 16 + ROW_SLOT_ALIGNMENT);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_shape_round_trips),
+        cmocka_unit_test(floats_travel_as_bits),
+        cmocka_unit_test(layout_is_the_documented_one),
+        cmocka_unit_test(every_flipped_bit_is_found),
+        cmocka_unit_test(chunk_checksums_are_part_of_the_proof),
+        cmocka_unit_test(every_cut_length_is_refused),
+        cmocka_unit_test(headers_that_lie_are_refused),
+        cmocka_unit_test(encoder_refuses_what_cannot_be),
+        cmocka_unit_test(sealing_sets_the_chunks),
+        cmocka_unit_test(slots_hold_the_largest_row),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

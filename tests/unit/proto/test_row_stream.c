@@ -1,0 +1,133 @@
+/* The row stream: records come back bit for bit however the bytes are cut, and bad ones are
+ * refused. */
+#include "proto/row_stream.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/little_endian.h"
+#include "proto/row.h"
+
+enum { CAP = 9 };
+
+static const int32_t ids[CAP] = {5, 4, 3, 2, 1, 100, 200, 300, 400};
+static const float logprobs[CAP] = {-0.5f, -1, -2, -3, -4, -5, -6, -7, -0.0f};
+
+static token_row make_row(uint32_t mode, uint32_t count) {
+    return (token_row){
+        .token = -7 + (int32_t)count,
+        .mask_mode = mode,
+        .has_logprob = count % 2,
+        .token_logprob = count % 2 != 0 ? -1.25f : 0.0f,
+        .selected_logprob = mode != ROW_MASK_OFF ? -0.125f * (float)count : 0.0f,
+        .support_count = mode != ROW_MASK_OFF ? count : 0,
+        .support_ids = ids,
+        .support_logprobs = mode == ROW_MASK_SUPPORT ? logprobs : NULL,
+    };
+}
+
+static void assert_row(const token_row *got, const token_row *wanted) {
+    assert_int_equal(got->token, wanted->token);
+    assert_int_equal(got->mask_mode, wanted->mask_mode);
+    assert_int_equal(got->has_logprob, wanted->has_logprob);
+    assert_memory_equal(&got->token_logprob, &wanted->token_logprob, sizeof(float));
+    assert_memory_equal(&got->selected_logprob, &wanted->selected_logprob, sizeof(float));
+    assert_int_equal(got->support_count, wanted->support_count);
+    assert_int_equal(got->support_logprobs == NULL, wanted->support_logprobs == NULL);
+    if (wanted->support_count == 0) return;
+    assert_memory_equal(got->support_ids, ids, sizeof(int32_t) * wanted->support_count);
+    if (wanted->support_logprobs != NULL)
+        assert_memory_equal(got->support_logprobs, logprobs, sizeof(float) * wanted->support_count);
+}
+
+/* All modes and counts back to back, then read with every prefix length of the stream visible. */
+static void a_stream_is_read_however_it_is_cut(void **state) {
+    (void)state;
+    _Alignas(4) uint8_t stream[4096];
+    size_t written = 0;
+    for (uint32_t mode = ROW_MASK_OFF; mode <= ROW_MASK_SUPPORT; mode++) {
+        for (uint32_t count = 1; count <= CAP; count++) {
+            const token_row row = make_row(mode, count);
+            row_record_encode(&row, stream + written);
+            written += row_record_bytes(row.mask_mode, row.support_count);
+            assert_true(written <= sizeof stream);
+        }
+    }
+    for (size_t visible = 0; visible <= written; visible++) {
+        size_t read = 0;
+        size_t used = 1;
+        uint32_t records = 0;
+        while (used != 0) {
+            token_row got;
+            assert_int_equal(row_record_decode(stream + read, visible - read, CAP, &got, &used),
+                             BT_OK);
+            if (used == 0) break;
+            const token_row wanted = make_row(records / CAP, records % CAP + 1);
+            assert_row(&got, &wanted);
+            read += used;
+            records++;
+        }
+        if (visible == written) assert_int_equal(records, 3 * CAP);
+        assert_true(visible - read < row_record_bytes(ROW_MASK_SUPPORT, CAP));
+    }
+}
+
+static void records_that_lie_are_refused(void **state) {
+    (void)state;
+    _Alignas(4) uint8_t record[256];
+    static const struct {
+        size_t at;
+        uint32_t value;
+    } lies[] = {
+        {0, 23},
+        {0, 24},
+        {0, 0},
+        {0, 0xffffffffu},
+        {4, 3},
+        {4, 0x200},
+        {4, 1u << 16},
+        {4, ROW_MASK_OFF},
+        {20, CAP + 1},
+        {20, 0},
+        {20, 0x40000000u},
+        {20, 0xffffffffu},
+        {4, ROW_MASK_SUPPORT},
+    };
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+        token_row row = make_row(ROW_MASK_SELECTED, 2);
+        token_row got;
+        size_t used = 99;
+        row_record_encode(&row, record);
+        bt_store_le32(record + lies[i].at, lies[i].value);
+        assert_int_equal(row_record_decode(record, sizeof record, CAP, &got, &used),
+                         BT_ERR_PEER_PROTOCOL);
+        assert_int_equal(used, 0);
+    }
+}
+
+static void the_cap_is_the_reader_s(void **state) {
+    (void)state;
+    _Alignas(4) uint8_t record[256];
+    const token_row row = make_row(ROW_MASK_SUPPORT, 5);
+    token_row got;
+    size_t used = 0;
+    row_record_encode(&row, record);
+    assert_int_equal(row_record_decode(record, sizeof record, 5, &got, &used), BT_OK);
+    assert_int_equal(used, row_record_bytes(ROW_MASK_SUPPORT, 5));
+    assert_int_equal(row_record_decode(record, sizeof record, 4, &got, &used),
+                     BT_ERR_PEER_PROTOCOL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_stream_is_read_however_it_is_cut),
+        cmocka_unit_test(records_that_lie_are_refused),
+        cmocka_unit_test(the_cap_is_the_reader_s),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

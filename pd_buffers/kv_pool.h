@@ -28,6 +28,8 @@ typedef struct kv_pool_counts {
     uint32_t total, free, owned, quarantined;
 } kv_pool_counts;
 
+/* CALLER_ARGUMENT for a count or size of zero or a page_bytes that is no multiple of layers;
+ * WORKER_MEMORY when the block cannot be had. Memory is zeroed and touched, so that it is there. */
 BT_MUST_CHECK bt_status kv_pool_create(const kv_pool_options *options, kv_pool **out);
 void kv_pool_destroy(kv_pool *pool);
 void *kv_pool_memory(kv_pool *pool);
@@ -35,13 +37,16 @@ size_t kv_pool_memory_bytes(const kv_pool *pool);
 void *kv_pool_page(kv_pool *pool, uint32_t page);
 const kv_pool_options *kv_pool_get_options(const kv_pool *pool);
 
-/* All `count` pages or none (REQUEST_FULL). */
+/* All `count` pages or none: REQUEST_FULL, or REQUEST_TOO_LARGE when the pool never has so many.
+ * owner is not 0. What the pages held before is still in them. */
 BT_MUST_CHECK bt_status kv_pool_acquire(kv_pool *pool, uint64_t owner, uint32_t count,
                                         uint32_t *pages_out);
-/* Pages go back to FREE; asserted to belong to owner (OWNED or QUARANTINED). */
+/* Pages go back to FREE; asserted to belong to owner (OWNED or QUARANTINED), each named once. */
 void kv_pool_release(kv_pool *pool, uint64_t owner, const uint32_t *pages, uint32_t count);
+/* OWNED pages of owner become QUARANTINED; those that are already stay so. */
 void kv_pool_quarantine(kv_pool *pool, uint64_t owner, const uint32_t *pages, uint32_t count);
-uint64_t kv_pool_owner(const kv_pool *pool, uint32_t page);
+uint64_t kv_pool_owner(const kv_pool *pool, uint32_t page); /* 0 for a free page */
+kv_page_state kv_pool_state(const kv_pool *pool, uint32_t page);
 kv_pool_counts kv_pool_count(const kv_pool *pool);
 /* Recounts every page; false when the states and the counts disagree. */
 bool kv_pool_check(const kv_pool *pool);

@@ -26,8 +26,9 @@ size_t row_pool_slot_bytes(const row_pool *pool);
 uint32_t row_pool_cap(const row_pool *pool);
 
 BT_MUST_CHECK bt_status row_pool_acquire(row_pool *pool, row_slot *out); /* REQUEST_FULL */
+/* Asserted to be held: a slot is released exactly once. */
 void row_pool_release(row_pool *pool, row_slot slot);
-/* The slot's memory, or NULL when the generation is not the current one. */
+/* The slot's memory, or NULL when the slot is not held in this generation. Any values are safe. */
 void *row_pool_get(row_pool *pool, row_slot slot);
 uint32_t row_pool_free_count(const row_pool *pool);
 uint32_t row_pool_total_count(const row_pool *pool);

@@ -6,6 +6,12 @@
  * where the payload goes (or drops it). A posted receive cannot be cancelled alone; it ends by
  * completing or by disconnect of its peer. Nothing is inferred from the order of messages.
  *
+ * A peer is one process (worker id and incarnation); both sides connect to each other, and a
+ * message is handed on only when its claimed sender is a connected peer that meant this very
+ * process. What a peer sends before this side has connected to it is dropped. A broken endpoint is
+ * noticed only by a side that has sent on it, so both sides send something at once (the hello of
+ * handoff.h).
+ *
  * One thread (the event thread) makes all calls; callbacks run inside progress and may call send,
  * but never disconnect, connect or destroy. */
 #ifndef BT_PD_BUFFERS_XFER_H
@@ -39,9 +45,8 @@ typedef enum xfer_decision {
 } xfer_decision;
 
 typedef struct xfer_receive {
-    const xfer_iov
-        *iov; /* borrowed until on_received (the mover copies the list itself if it must) */
-    uint32_t iov_count;
+    const xfer_iov *iov; /* the list only until on_message returned; its memory until on_received */
+    uint32_t iov_count;  /* the parts hold exactly the payload */
     uint64_t token;
 } xfer_receive;
 
@@ -67,15 +72,17 @@ typedef struct xfer_ops {
     const char *name;
     /* This process's address for connect on the other side. Borrowed from the mover. */
     bt_status (*get_address)(xfer *x, const uint8_t **bytes_out, size_t *count_out);
-    /* Opens an endpoint to the peer. PEER_* when its address cannot be used. */
+    /* Opens an endpoint to the peer. PEER_* when its address cannot be used, REQUEST_DUPLICATE when
+     * this peer is connected already (also one that broke and was not disconnected yet). */
     bt_status (*connect)(xfer *x, xfer_peer peer, const uint8_t *address, size_t address_bytes);
     /* Force-closes: outstanding sends and receives of this peer complete with PEER_GONE inside
      * later progress calls, then on_peer_closed. Unknown peers: on_peer_closed follows all the
      * same. */
     void (*disconnect)(xfer *x, xfer_peer peer);
-    /* Sends header (copied, <= XFER_HEADER_BYTES_MAX) and payload (borrowed until on_sent;
-     * iov_count may be 0). REQUEST_FULL when no send is free. On an error on_sent does not follow.
-     */
+    /* Sends header (copied, <= XFER_HEADER_BYTES_MAX) and payload (the list is copied, its memory
+     * borrowed until on_sent; iov_count may be 0). REQUEST_FULL when no send is free now, PEER_GONE
+     * when the peer is not connected or broke. On an error on_sent does not follow; else it follows
+     * exactly once, never inside the call. */
     bt_status (*send)(xfer *x, xfer_peer to, const void *header, size_t header_bytes,
                       const xfer_iov *iov, uint32_t iov_count, uint64_t token);
     /* Makes progress with a bounded budget; true when there may be more to do at once. */

@@ -23,8 +23,11 @@ static bool put_text(EVP_MD_CTX *digest, const char *text, size_t bytes) {
 static bool put_vocabulary(EVP_MD_CTX *digest, const tokenizer *t) {
     const uint32_t kept =
         TOKEN_PRESENT | TOKEN_ADDED | TOKEN_SPECIAL | TOKEN_LSTRIP | TOKEN_RSTRIP | TOKEN_SINGLE;
-    bool ok = put_number(digest, t->vocab_count);
-    for (uint32_t id = 0; id < t->vocab_count && ok; id++) {
+    uint32_t count = t->vocab_count;
+    while (count > 0 && (t->entries[count - 1].flags & TOKEN_PRESENT) == 0)
+        count--; /* padding of the embedding, which some files list and some do not */
+    bool ok = put_number(digest, count);
+    for (uint32_t id = 0; id < count && ok; id++) {
         const token_entry *entry = &t->entries[id];
         ok = put_number(digest, entry->flags & kept) &&
              put_text(digest, t->text + entry->offset, entry->bytes);

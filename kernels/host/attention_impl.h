@@ -60,16 +60,27 @@ static void widen_row(float *to, const uint16_t *from, uint32_t count) {
         to[i] = bf16_to_f32(from[i]);
 }
 
-static void load_values(const host_attention_block *b, uint32_t position, uint32_t count) {
+/* Consecutive tokens of one page, widened into rows of `width` with zeros behind. */
+static void widen_tokens(const host_attention_block *b, const uint8_t *from, uint32_t tokens,
+                         float *to) {
     const uint32_t head_dim = b->layout->head_dim;
-    for (uint32_t i = 0; i < count; i++) {
-        const void *from = page_token(b, 1, position + i);
-        float *to = b->values + (size_t)i * b->width;
+    for (uint32_t i = 0; i < tokens; i++, to += b->width) {
         if (b->layout->dtype == KV_DTYPE_BF16)
-            widen_row(to, from, head_dim);
+            widen_row(to, (const uint16_t *)(const void *)from + (size_t)i * head_dim, head_dim);
         else
-            memcpy(to, from, head_dim * sizeof *to);
-        memset(to + head_dim, 0, (b->width - head_dim) * sizeof *to);
+            memcpy(to, (const float *)(const void *)from + (size_t)i * head_dim,
+                   head_dim * sizeof *to);
+        for (uint32_t d = head_dim; d < b->width; d++)
+            to[d] = 0.0F;
+    }
+}
+
+static void load_values(const host_attention_block *b, uint32_t position, uint32_t count) {
+    const uint32_t page_tokens = b->layout->page_tokens; /* a tile begins at a page's begin */
+    for (uint32_t first = 0; first < count; first += page_tokens) {
+        const uint32_t rest = count - first;
+        widen_tokens(b, page_token(b, 1, position + first), rest < page_tokens ? rest : page_tokens,
+                     b->values + (size_t)first * b->width);
     }
 }
 

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/fault.h"
 #include "base/mem.h"
 #include "kernels/model/model_generate.h"
 #include "kernels/ops.h"
@@ -437,6 +438,41 @@ static void bad_runners_and_geometries_are_refused(void **state) {
     assert_null(none);
 }
 
+#ifdef BT_FAULT
+/* Every allocation on the way fails once: an error, and nothing is left behind (AddressSanitizer
+ * looks). */
+static void failing_allocations_are_errors(void **state) {
+    (void)state;
+    for (uint64_t nth = 1;; nth++) {
+        model *m = NULL;
+        model_runner *runner = NULL;
+        bt_error error;
+        uint8_t byte = 0;
+        bt_fault_set(BT_FAULT_ALLOC, nth);
+        bt_status status = model_generate(&tiny_models[1], 1, &m, &error);
+        if (status == BT_OK) {
+            const model_runner_options options = {.threads = 2,
+                                                  .tokens_max = 4,
+                                                  .rows_max = 2,
+                                                  .kv = model_kv_layout(m, 16, KV_DTYPE_BF16),
+                                                  .kv_memory = &byte,
+                                                  .kv_page_count = 1};
+            status = model_runner_create(m, &options, &runner, &error);
+        }
+        const uint64_t visits = bt_fault_visits(BT_FAULT_ALLOC);
+        bt_fault_set(BT_FAULT_ALLOC, 0);
+        if (visits >= nth) assert_int_equal(status, BT_ERR_WORKER_MEMORY);
+        model_runner_destroy(runner);
+        model_destroy(m);
+        if (visits < nth) {
+            assert_int_equal(status, BT_OK);
+            assert_true(nth > 10);
+            return;
+        }
+    }
+}
+#endif
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(llama_is_prefix_deterministic),
@@ -445,6 +481,9 @@ int main(void) {
         cmocka_unit_test(f32_pages_are_prefix_deterministic),
         cmocka_unit_test(bad_batches_are_refused),
         cmocka_unit_test(bad_runners_and_geometries_are_refused),
+#ifdef BT_FAULT
+        cmocka_unit_test(failing_allocations_are_errors),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
 #include "proto/frame.h"
 
 #include "base/assert.h"
+#include "base/little_endian.h"
 #include "base/mem.h"
 
 enum { PAYLOAD_ALIGNMENT = 64, PAYLOAD_BYTES_MIN = 4096 };
@@ -23,19 +24,10 @@ struct frame_reader {
     uint8_t header[PROTO_FRAME_HEADER_MAX];
 };
 
-static void put_u32(uint8_t *out, uint32_t value) {
-    for (unsigned i = 0; i < 4; i++)
-        out[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint32_t get_u32(const uint8_t *in) {
-    return (uint32_t)in[0] | (uint32_t)in[1] << 8 | (uint32_t)in[2] << 16 | (uint32_t)in[3] << 24;
-}
-
 void proto_frame_put_prefix(uint8_t out[PROTO_FRAME_PREFIX_BYTES], uint32_t header_bytes,
                             uint32_t payload_bytes) {
-    put_u32(out, header_bytes);
-    put_u32(out + 4, payload_bytes);
+    bt_store_le32(out, header_bytes);
+    bt_store_le32(out + 4, payload_bytes);
 }
 
 bt_status frame_reader_create(frame_reader **out) {
@@ -89,8 +81,8 @@ static bt_status make_room(frame_reader *reader) {
 }
 
 static bt_status take_prefix(frame_reader *reader) {
-    reader->header_bytes = get_u32(reader->prefix);
-    reader->payload_bytes = get_u32(reader->prefix + 4);
+    reader->header_bytes = bt_load_le32(reader->prefix);
+    reader->payload_bytes = bt_load_le32(reader->prefix + 4);
     if (reader->header_bytes == 0 || reader->header_bytes > PROTO_FRAME_HEADER_MAX) {
         return BT_ERR_PEER_PROTOCOL;
     }

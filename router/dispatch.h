@@ -1,12 +1,17 @@
 /* The router's control core: registry of workers, the cluster record, the request queue, pairing,
  * reservations, retries, deadlines and stream credits. Pure: (state, event, now) -> calls of the
  * ops table; no sockets, no threads, no clock of its own. One thread (the control thread, or the
- * simulator) makes all calls. ops are never called back into the dispatch.
+ * simulator) makes all calls. An op must not call back into the dispatch (asserted).
  *
  * The way of one request: QUEUED -> (a pair is chosen: prefill with less than two steps of work
  * queued) RESERVING -> RUNNING (RUN is with prefill, rows may come from decode) -> ended. A failure
  * that is the cluster's and not the client's, before any row was handed on, is retried as a new
- * attempt; after that it is an honest error. */
+ * attempt; after that it is an honest error.
+ *
+ * A cluster that cannot serve: before the first pair was ever ready a request is refused at once
+ * (REQUEST_NO_WORKER, 503). After that requests are queued while the cluster restarts, but not for
+ * longer than no_worker_grace_ms without any ready pair; then they end with 503 and new ones are
+ * refused at once again. */
 #ifndef BT_ROUTER_DISPATCH_H
 #define BT_ROUTER_DISPATCH_H
 
@@ -37,7 +42,7 @@ typedef struct dispatch_request {
 /* How a request ended; exactly one per submitted request. */
 typedef struct dispatch_end {
     bt_status status; /* OK, or why; REQUEST_* and PEER_* map to HTTP as in http_status */
-    int http_status;  /* 200, 400, 500, 503 */
+    int http_status;  /* 200, 400, 500, 503 (503 as well when cancelled) */
     proto_finish finish;
     int32_t matched_id; /* finish STOP */
     uint32_t rows_total;
@@ -66,17 +71,23 @@ typedef struct dispatch_options {
     char host[256];
     cluster_record
         record; /* what the router itself knows: cap, checksum, tokenizer fingerprint, versions */
-    uint32_t heartbeat_ms, dead_after_ms;
-    uint32_t requests_max; /* queued and running; beyond: REQUEST_FULL, 503 */
-    uint32_t request_timeout_ms;
-    uint32_t handoff_timeout_ms;
-    uint32_t attempts_max;        /* tries of one request */
-    uint64_t stream_window_bytes; /* raised to one row at the cap plus one frame */
+    /* Of all numbers below 0 means the default in brackets. */
+    uint32_t heartbeat_ms;        /* [500] between PINGs */
+    uint32_t dead_after_ms;       /* [3000] without a PONG */
+    uint32_t requests_max;        /* [4096] queued and running; beyond: REQUEST_FULL, 503 */
+    uint32_t request_timeout_ms;  /* [600000] from submit to the end */
+    uint32_t reserve_timeout_ms;  /* [10000] from RESERVE to RESERVATION */
+    uint32_t handoff_timeout_ms;  /* [120000] from RESERVE to the first proven row */
+    uint32_t no_worker_grace_ms;  /* [30000] queueing without any ready pair */
+    uint32_t attempts_max;        /* [3] tries of one request */
+    uint64_t stream_window_bytes; /* [1 MiB] raised to one row at the cap plus one frame */
     uint64_t seed;                /* of tie-breaks */
 } dispatch_options;
 
+/* options->record must know the cap and kv_checksum, which the router governs: CALLER_CONFIG. */
 BT_MUST_CHECK bt_status dispatch_create(const dispatch_options *options, const dispatch_ops *ops,
                                         dispatch **out);
+/* Calls no op: whoever ends the process cancels what is left first. */
 void dispatch_destroy(dispatch *d);
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -88,13 +99,16 @@ BT_MUST_CHECK bt_status dispatch_submit(dispatch *d, const dispatch_request *req
 /* The client left or a stop string matched: cancels both legs. on_end still follows (CANCELLED),
  * possibly inside the call. Unknown ids are ignored. */
 void dispatch_cancel(dispatch *d, uint64_t request, uint64_t now_us);
-/* The reader consumed that many bytes of the row stream. */
+/* The reader consumed that many bytes of the row stream. Ignored unless is_credited. */
 void dispatch_grant(dispatch *d, uint64_t request, uint64_t bytes, uint64_t now_us);
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
+/* A worker connection was accepted; from now on its HELLO has a deadline. Optional: the first
+ * message opens a link as well. */
+void dispatch_on_opened(dispatch *d, dispatch_link link, uint64_t now_us);
 /* A frame arrived on a worker connection; the first one must be a HELLO. message->payload is
- * borrowed. */
+ * borrowed. The message passed the codec's checks. */
 void dispatch_on_message(dispatch *d, dispatch_link link, const proto_message *message,
                          uint64_t now_us);
 /* The connection ended (peer, network or a protocol error of the framing layer). */
@@ -123,7 +137,10 @@ typedef struct dispatch_view {
     uint32_t eos_count;
     int32_t eos_ids[8];
     uint32_t requests_queued, requests_running;
-    uint64_t requests_total, retries_total, refused_total;
+    uint64_t requests_total, retries_total;
+    uint64_t refused_total;         /* workers refused by the record or the versions */
+    uint64_t late_total;            /* messages of attempts and peers that are over: ignored */
+    uint64_t protocol_errors_total; /* links closed, and attempts ended, for what they said */
     uint32_t worker_count;
 } dispatch_view;
 

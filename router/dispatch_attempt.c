@@ -1,0 +1,331 @@
+/* One try of a request: reservation at decode, RUN to prefill, its end. Whatever ends an attempt
+ * goes through dispatch_attempt_drop, which cancels the legs that are still there and gives the
+ * loads back; messages of a dropped attempt find nothing and are counted as late. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "router/dispatch_internal.h"
+
+request *dispatch_attempt_find(dispatch *d, proto_attempt attempt) {
+    request *r = attempt.router_incarnation == d->options.incarnation
+                     ? id_map_get(&d->attempts, attempt.counter)
+                     : NULL;
+    if (r == NULL) d->late_total++;
+    return r;
+}
+
+proto_attempt dispatch_attempt_name(const dispatch *d, const request *r) {
+    return (proto_attempt){.router_incarnation = d->options.incarnation, .counter = r->attempt};
+}
+
+/* ---- legs and loads -------------------------------------------------------------------------- */
+
+static void add_leg(request *r, int side, worker *w) {
+    leg *l = &r->legs[side];
+    r->worker_ids[side] = w == NULL ? 0 : w->id;
+    *l = (leg){.worker = w};
+    if (w == NULL) return;
+    l->next = w->attempts;
+    if (l->next != NULL) l->next->legs[side].prev = r;
+    w->attempts = r;
+    w->attempt_count++;
+}
+
+static void remove_leg(request *r, int side) {
+    leg *l = &r->legs[side];
+    worker *w = l->worker;
+    if (w == NULL) return;
+    if (l->next != NULL) l->next->legs[side].prev = l->prev;
+    if (l->prev != NULL) {
+        l->prev->legs[side].next = l->next;
+    } else {
+        w->attempts = l->next;
+    }
+    w->attempt_count--;
+    *l = (leg){.worker = NULL};
+}
+
+/* The prompt is computed, or will not be. */
+static void uncount_load(dispatch *d, request *r) {
+    worker *w = r->legs[LEG_PREFILL].worker;
+    if (!r->is_load_counted || w == NULL) return;
+    BT_ASSERT(w->queued_tokens >= r->prompt_tokens);
+    r->is_load_counted = false;
+    w->queued_tokens -= r->prompt_tokens;
+    if (w->queued_tokens_left > w->queued_tokens) w->queued_tokens_left = w->queued_tokens;
+    d->is_queue_dirty = true;
+}
+
+void dispatch_attempt_release_prefill(dispatch *d, request *r) {
+    uncount_load(d, r);
+    remove_leg(r, LEG_PREFILL);
+}
+
+static void release_decode(dispatch *d, request *r) {
+    worker *w = r->legs[LEG_DECODE].worker;
+    if (w == NULL) return;
+    BT_ASSERT(w->pages_used >= r->need_pages);
+    w->pages_used -= r->need_pages;
+    remove_leg(r, LEG_DECODE);
+    d->is_queue_dirty = true;
+}
+
+static void send_cancel(dispatch *d, const request *r, connection *to) {
+    proto_message message = {.kind = PROTO_CANCEL};
+    message.cancel.attempt = dispatch_attempt_name(d, r);
+    dispatch_send(d, to, &message);
+}
+
+void dispatch_attempt_drop(dispatch *d, request *r, const worker *over_there) {
+    if (r->attempt == 0) return;
+    worker *prefill = r->legs[LEG_PREFILL].worker, *decode = r->legs[LEG_DECODE].worker;
+    if (prefill != NULL && prefill != over_there && r->is_run_sent) {
+        send_cancel(d, r, prefill->streams);
+    }
+    if (decode != NULL && decode != over_there) send_cancel(d, r, decode->control);
+    dispatch_attempt_release_prefill(d, r);
+    release_decode(d, r);
+    dispatch_stream_end(r);
+    id_map_remove(&d->attempts, r->attempt);
+    r->attempt = 0;
+}
+
+/* ---- begin ----------------------------------------------------------------------------------- */
+
+/* What is left for the handoff, as a duration for the wire. */
+static uint32_t handoff_ms(const dispatch *d, const request *r) {
+    if (d->now_us >= r->handoff_deadline_us) return 1;
+    return (uint32_t)((r->handoff_deadline_us - d->now_us) / 1000u) + 1;
+}
+
+static void send_reserve(dispatch *d, request *r) {
+    const worker *prefill = r->legs[LEG_PREFILL].worker;
+    proto_message message = {.kind = PROTO_RESERVE};
+    proto_reserve *out = &message.reserve;
+    out->attempt = dispatch_attempt_name(d, r);
+    out->prefill_worker_id = prefill->id;
+    out->prefill_incarnation = prefill->hello.incarnation;
+    out->prompt_tokens = r->prompt_tokens;
+    out->deadline_ms = handoff_ms(d, r);
+    out->credit_bytes = r->granted_bytes;
+    out->generation = r->generation;
+    dispatch_send(d, r->legs[LEG_DECODE].worker->control, &message);
+}
+
+/* One RUN frame with the prompt from `first` on. */
+static bool send_run_part(dispatch *d, const request *r, uint32_t first, uint32_t count) {
+    const size_t bytes = (size_t)count * sizeof(int32_t);
+    const worker *decode = r->legs[LEG_DECODE].worker;
+    proto_message message = {.kind = PROTO_RUN};
+    message.payload = bt_malloc(bytes);
+    if (message.payload == NULL) return false;
+    memcpy(message.payload, r->prompt + first, bytes);
+    message.payload_bytes = bytes;
+    proto_run *out = &message.run;
+    out->attempt = dispatch_attempt_name(d, r);
+    if (decode != NULL) {
+        out->decode_worker_id = decode->id;
+        out->decode_incarnation = decode->hello.incarnation;
+        out->slot = r->slot;
+        out->slot_generation = r->slot_generation;
+    }
+    out->prompt_tokens = r->prompt_tokens;
+    out->first_token = first;
+    out->deadline_ms = handoff_ms(d, r);
+    out->generation = r->generation;
+    dispatch_send(d, r->legs[LEG_PREFILL].worker->streams, &message);
+    return true;
+}
+
+static void run(dispatch *d, request *r) {
+    const uint32_t part = PROTO_FRAME_PAYLOAD_MAX / sizeof(int32_t);
+    dispatch_request_set_state(d, r, REQUEST_RUNNING);
+    r->phase_deadline_us = r->handoff_deadline_us;
+    r->is_run_sent = true;
+    r->run_sent_us = d->now_us;
+    for (uint32_t first = 0; first < r->prompt_tokens; first += part) {
+        const uint32_t left = r->prompt_tokens - first;
+        if (!send_run_part(d, r, first, left < part ? left : part)) {
+            dispatch_attempt_fail(d, r, BT_ERR_WORKER_MEMORY,
+                                  "the router has no memory for the prompt", NULL);
+            return;
+        }
+    }
+}
+
+void dispatch_attempt_begin(dispatch *d, request *r, worker *prefill, worker *decode) {
+    BT_ASSERT(r->attempt == 0);
+    BT_ASSERT(r->state == REQUEST_QUEUED);
+    r->attempt = d->next_attempt++;
+    id_map_put(&d->attempts, r->attempt, r);
+    r->is_run_sent = r->is_prefill_done = false;
+    r->slot = r->slot_generation = 0;
+    r->tries++;
+    add_leg(r, LEG_PREFILL, prefill);
+    add_leg(r, LEG_DECODE, decode);
+    r->is_load_counted = true;
+    prefill->queued_tokens += r->prompt_tokens;
+    prefill->queued_tokens_left += r->prompt_tokens;
+    r->handoff_deadline_us = dispatch_after_ms(d, d->options.handoff_timeout_ms);
+    if (r->handoff_deadline_us > r->deadline_us) r->handoff_deadline_us = r->deadline_us;
+    dispatch_stream_begin(d, r);
+    dispatch_queue_remove(d, r);
+    if (decode == NULL) {
+        run(d, r);
+        return;
+    }
+    decode->pages_used += r->need_pages;
+    dispatch_request_set_state(d, r, REQUEST_RESERVING);
+    r->phase_deadline_us = dispatch_after_ms(d, d->options.reserve_timeout_ms);
+    send_reserve(d, r);
+}
+
+/* ---- failing over ---------------------------------------------------------------------------- */
+
+/* The cluster's fault and not the client's: another try may go better. */
+static bool is_worth_a_retry(bt_status status) {
+    switch (bt_status_scope(status)) {
+    case BT_SCOPE_PEER:
+    case BT_SCOPE_WORKER: return true;
+    case BT_SCOPE_REQUEST:
+        return status == BT_ERR_REQUEST_CANCELLED || status == BT_ERR_REQUEST_DEADLINE ||
+               status == BT_ERR_REQUEST_FULL || status == BT_ERR_REQUEST_UNKNOWN ||
+               status == BT_ERR_REQUEST_DUPLICATE || status == BT_ERR_REQUEST_CORRUPT ||
+               status == BT_ERR_REQUEST_STALE || status == BT_ERR_REQUEST_NO_WORKER;
+    case BT_SCOPE_NONE:
+    case BT_SCOPE_CALLER: return false;
+    }
+    return false;
+}
+
+static void requeue(dispatch *d, request *r) {
+    dispatch_request_set_state(d, r, REQUEST_QUEUED);
+    dispatch_queue_insert(d, r);
+}
+
+void dispatch_attempt_fail(dispatch *d, request *r, bt_status status, const char *text,
+                           const worker *over_there) {
+    char kept[PROTO_TEXT_MAX];
+    proto_text_copy(kept, sizeof kept, text);
+    r->avoid_ids[LEG_PREFILL] = r->worker_ids[LEG_PREFILL];
+    r->avoid_ids[LEG_DECODE] = r->worker_ids[LEG_DECODE];
+    dispatch_attempt_drop(d, r, over_there);
+    const bool is_over = r->rows_handed > 0 || r->tries >= d->options.attempts_max ||
+                         d->now_us >= r->deadline_us || !is_worth_a_retry(status);
+    if (is_over) {
+        dispatch_request_end_with(d, r, status, "%s", kept);
+        return;
+    }
+    bt_log_info("dispatch", "request %llu is tried again: %s", (unsigned long long)r->id, kept);
+    d->retries_total++;
+    r->last_status = status;
+    memcpy(r->last_text, kept, sizeof kept);
+    requeue(d, r);
+}
+
+/* Not a failure: nobody had room. The try does not count. */
+static void put_back(dispatch *d, request *r, const worker *over_there) {
+    dispatch_attempt_drop(d, r, over_there);
+    r->tries--;
+    requeue(d, r);
+}
+
+void dispatch_attempt_on_worker_gone(dispatch *d, worker *w, bt_status status, const char *why) {
+    char text[2 * PROTO_TEXT_MAX];
+    (void)snprintf(text, sizeof text, "%s is gone: %s", w->name, why);
+    while (w->attempts != NULL)
+        dispatch_attempt_fail(d, w->attempts, status, text, NULL);
+}
+
+void dispatch_attempt_on_pair_broken(dispatch *d, worker *prefill, worker *decode,
+                                     bt_status status) {
+    char text[2 * PROTO_TEXT_MAX];
+    (void)snprintf(text, sizeof text, "the pair of %s and %s broke", prefill->name, decode->name);
+    request *r = prefill->attempts;
+    while (r != NULL) {
+        request *next = r->legs[LEG_PREFILL].next;
+        if (r->legs[LEG_DECODE].worker == decode) dispatch_attempt_fail(d, r, status, text, NULL);
+        r = next;
+    }
+}
+
+/* ---- reservation ----------------------------------------------------------------------------- */
+
+/* The worker's own words, or the name of the status. */
+static const char *words(const char *text, int32_t status) {
+    return text[0] != '\0' ? text : bt_status_string((bt_status)status);
+}
+
+void dispatch_attempt_on_reservation(dispatch *d, worker *from,
+                                     const proto_reservation *reservation) {
+    request *r = dispatch_attempt_find(d, reservation->attempt);
+    if (r == NULL) return;
+    if (r->legs[LEG_DECODE].worker != from || r->state != REQUEST_RESERVING) {
+        dispatch_registry_protocol_error(d, from->control, "a reservation that was not asked for");
+        return;
+    }
+    const bt_status status = (bt_status)reservation->status;
+    const char *text = words(reservation->text, reservation->status);
+    if (status == BT_OK) {
+        r->slot = reservation->slot;
+        r->slot_generation = reservation->slot_generation;
+        r->was_full = false;
+        dispatch_queue_drop_claim(d, r);
+        run(d, r);
+    } else if (status == BT_ERR_REQUEST_FULL) {
+        r->was_full = true;
+        dispatch_queue_on_full(d, from, r);
+        put_back(d, r, from);
+    } else if (status == BT_ERR_REQUEST_TOO_LARGE) {
+        /* A larger decode may hold it; without one the queue ends it. */
+        if (from->ready.pages_total > r->too_large_pages) {
+            r->too_large_pages = from->ready.pages_total;
+        }
+        r->last_status = status;
+        proto_text_copy(r->last_text, sizeof r->last_text, text);
+        put_back(d, r, from);
+    } else {
+        dispatch_attempt_fail(d, r, status, text, from);
+    }
+}
+
+/* ---- prefill is done ------------------------------------------------------------------------- */
+
+static void on_prefill_ok(dispatch *d, request *r) {
+    r->is_prefill_done = true;
+    uncount_load(d, r);
+    if (r->generation.max_new_tokens > 0) return;
+    const dispatch_end end = {.status = BT_OK, .finish = PROTO_FINISH_LENGTH};
+    dispatch_attempt_drop(d, r, r->legs[LEG_PREFILL].worker);
+    dispatch_request_end(d, r, &end);
+}
+
+void dispatch_attempt_on_prefill_done(dispatch *d, worker *from, const proto_prefill_done *done) {
+    request *r = dispatch_attempt_find(d, done->attempt);
+    if (r == NULL) return;
+    const bool is_ok = done->status == BT_OK;
+    if (r->worker_ids[LEG_PREFILL] != from->id || !r->is_run_sent ||
+        (is_ok && r->is_prefill_done)) {
+        dispatch_registry_protocol_error(d, from->control, "a prefill_done that was not asked for");
+        return;
+    }
+    /* Decode has proven the handoff already: nothing that prefill says about it matters. */
+    if (r->legs[LEG_PREFILL].worker == NULL) {
+        r->is_prefill_done = true;
+        return;
+    }
+    if (is_ok) {
+        r->cached_tokens = done->cached_tokens;
+        on_prefill_ok(d, r);
+        return;
+    }
+    if (done->status == BT_ERR_REQUEST_FULL) {
+        r->not_before_us = dispatch_after_ms(d, PREFILL_FULL_RETRY_MS);
+        put_back(d, r, from);
+        return;
+    }
+    dispatch_attempt_fail(d, r, (bt_status)done->status, words(done->text, done->status), from);
+}

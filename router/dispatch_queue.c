@@ -1,0 +1,278 @@
+/* The queue and the choice of a pair. Requests are served in the order of submission, retries
+ * included; one that fits nowhere now is passed by those that do, but the oldest keeps one decode
+ * for itself (the claim), which drains until it fits. Fullness is what a decode answered, not what
+ * the router computes: its own numbers only order the candidates. */
+#include <string.h>
+
+#include "base/assert.h"
+#include "router/dispatch_internal.h"
+
+enum { SCAN_MAX = 256 }; /* requests looked at in one pump */
+
+typedef struct choice {
+    worker *prefill, *decode;
+} choice;
+
+/* ---- the list -------------------------------------------------------------------------------- */
+
+void dispatch_queue_insert(dispatch *d, request *r) {
+    /* Retries are older than most and belong near the front; new requests go to the end. */
+    request *after = d->queue_last;
+    if (d->queue_first != NULL && r->order < d->queue_first->order) {
+        after = NULL;
+    } else {
+        while (after != NULL && after->order > r->order)
+            after = after->queue_prev;
+    }
+    r->queue_prev = after;
+    r->queue_next = after == NULL ? d->queue_first : after->queue_next;
+    if (r->queue_next == NULL) {
+        d->queue_last = r;
+    } else {
+        r->queue_next->queue_prev = r;
+    }
+    if (after == NULL) {
+        d->queue_first = r;
+    } else {
+        after->queue_next = r;
+    }
+    d->queued_count++;
+    d->is_queue_dirty = true;
+}
+
+void dispatch_queue_remove(dispatch *d, request *r) {
+    if (r->queue_prev == NULL) {
+        BT_ASSERT(d->queue_first == r);
+        d->queue_first = r->queue_next;
+    } else {
+        r->queue_prev->queue_next = r->queue_next;
+    }
+    if (r->queue_next == NULL) {
+        BT_ASSERT(d->queue_last == r);
+        d->queue_last = r->queue_prev;
+    } else {
+        r->queue_next->queue_prev = r->queue_prev;
+    }
+    r->queue_prev = r->queue_next = NULL;
+    d->queued_count--;
+    d->is_queue_dirty = true;
+}
+
+/* ---- full decodes ---------------------------------------------------------------------------- */
+
+uint32_t dispatch_queue_pages_for(const worker *w, uint64_t tokens) {
+    const uint64_t page = w->ready.page_tokens;
+    return (uint32_t)((tokens + page - 1) / page);
+}
+
+void dispatch_queue_on_full(dispatch *d, worker *decode, const request *r) {
+    if (r->need_pages < decode->full_need) decode->full_need = r->need_pages;
+    decode->full_until_us = dispatch_after_ms(d, FULL_RETRY_MS);
+}
+
+void dispatch_queue_on_capacity(dispatch *d, worker *decode) {
+    decode->full_need = UINT32_MAX;
+    d->is_queue_dirty = true;
+}
+
+void dispatch_queue_drop_claim(dispatch *d, const request *r) {
+    if (d->claim_request != r) return;
+    d->claim_request = NULL;
+    d->claim_decode = NULL;
+    d->is_queue_dirty = true;
+}
+
+void dispatch_queue_forget_worker(dispatch *d, const worker *w) {
+    if (d->claim_decode == w) dispatch_queue_drop_claim(d, d->claim_request);
+}
+
+/* ---- choosing -------------------------------------------------------------------------------- */
+
+static uint64_t queued_tokens(const worker *prefill) {
+    return prefill->queued_tokens_left + prefill->queued_tokens_foreign;
+}
+
+static uint64_t free_pages(const worker *decode) {
+    const uint64_t used = decode->pages_used + decode->pages_foreign;
+    return used < decode->ready.pages_total ? decode->ready.pages_total - used : 0;
+}
+
+static bool is_prefill_open(const worker *w) {
+    return w->is_joined && w->hello.role == PROTO_ROLE_PREFILL &&
+           queued_tokens(w) < 2ull * w->ready.step_tokens;
+}
+
+static bool can_prefill(const request *r, const worker *w) {
+    return is_prefill_open(w) &&
+           dispatch_queue_pages_for(w, r->prompt_tokens) <= w->ready.pages_total;
+}
+
+/* Whether this decode could ever hold the request, as far as anyone has said. The last token's KV
+ * is never written. */
+static bool can_ever_hold(const request *r, const worker *w) {
+    if (!w->is_joined || w->hello.role != PROTO_ROLE_DECODE) return false;
+    if (w->ready.pages_total <= r->too_large_pages) return false;
+    const uint64_t tokens = (uint64_t)r->prompt_tokens + r->generation.max_new_tokens - 1;
+    return dispatch_queue_pages_for(w, tokens) <= w->ready.pages_total;
+}
+
+static uint32_t need_of(const request *r, const worker *decode) {
+    return dispatch_queue_pages_for(decode,
+                                    (uint64_t)r->prompt_tokens + r->generation.max_new_tokens);
+}
+
+static bool can_decode(const dispatch *d, const request *r, const worker *w) {
+    if (!can_ever_hold(r, w)) return false;
+    if (w->attempt_count >= w->ready.sequences_max) return false;
+    if (d->claim_decode == w && d->claim_request != r) return false;
+    return need_of(r, w) < w->full_need || d->now_us >= w->full_until_us;
+}
+
+static bool is_avoided(const request *r, const worker *prefill, const worker *decode) {
+    return r->avoid_ids[LEG_PREFILL] == prefill->id &&
+           (decode == NULL || r->avoid_ids[LEG_DECODE] == decode->id);
+}
+
+/* The prefill with the fewest queued tokens; ties at random. decode NULL: prefill alone. */
+static worker *choose_prefill(dispatch *d, const request *r, const worker *decode,
+                              bool with_avoided) {
+    worker *best = NULL;
+    uint64_t ties = 0;
+    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
+        worker *w = d->workers[i];
+        if (w == NULL || !can_prefill(r, w)) continue;
+        if (decode != NULL && !dispatch_registry_is_pair_ready(d, w, decode)) continue;
+        if (!with_avoided && is_avoided(r, w, decode)) continue;
+        const bool is_better = best == NULL || queued_tokens(w) < queued_tokens(best);
+        const bool is_tie = !is_better && queued_tokens(w) == queued_tokens(best);
+        ties = is_better ? 1 : ties + (is_tie ? 1 : 0);
+        if (is_better || (is_tie && dispatch_random(d, ties) == 0)) best = w;
+    }
+    return best;
+}
+
+/* The decode with the most free pages that has an open prefill; ties at random. */
+static choice choose_pair(dispatch *d, const request *r, bool with_avoided) {
+    choice best = {NULL, NULL};
+    uint64_t ties = 0;
+    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
+        worker *w = d->workers[i];
+        if (w == NULL || !can_decode(d, r, w)) continue;
+        const bool is_better = best.decode == NULL || free_pages(w) > free_pages(best.decode);
+        const bool is_tie = !is_better && free_pages(w) == free_pages(best.decode);
+        if (!is_better && !is_tie) continue;
+        worker *prefill = choose_prefill(d, r, w, with_avoided);
+        if (prefill == NULL) continue;
+        ties = is_better ? 1 : ties + 1;
+        if (is_better || dispatch_random(d, ties) == 0) best = (choice){prefill, w};
+    }
+    return best;
+}
+
+static choice choose(dispatch *d, const request *r) {
+    const bool is_alone = r->generation.max_new_tokens == 0;
+    choice found = {NULL, NULL};
+    for (int pass = 0; pass < 2 && found.prefill == NULL; pass++) {
+        const bool with_avoided = pass == 1;
+        if (is_alone) {
+            found.prefill = choose_prefill(d, r, NULL, with_avoided);
+        } else {
+            found = choose_pair(d, r, with_avoided);
+        }
+    }
+    return found;
+}
+
+/* ---- what fits nowhere ----------------------------------------------------------------------- */
+
+typedef struct largest {
+    uint64_t prompt_pages, total_pages; /* of the largest joined prefill and decode */
+    uint32_t page_tokens;
+    bool fits;
+} largest;
+
+static largest find_largest(const dispatch *d, const request *r) {
+    largest out = {0};
+    bool prefill_fits = false, decode_fits = r->generation.max_new_tokens == 0;
+    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
+        const worker *w = d->workers[i];
+        if (w == NULL || !w->is_joined) continue;
+        const uint32_t pages = w->ready.pages_total;
+        out.page_tokens = w->ready.page_tokens;
+        if (w->hello.role == PROTO_ROLE_PREFILL) {
+            if (pages > out.prompt_pages) out.prompt_pages = pages;
+            prefill_fits |= dispatch_queue_pages_for(w, r->prompt_tokens) <= pages;
+        } else {
+            if (pages > out.total_pages) out.total_pages = pages;
+            decode_fits |= can_ever_hold(r, w);
+        }
+    }
+    out.fits = prefill_fits && decode_fits;
+    return out;
+}
+
+/* Ends a request that no worker of a serving cluster can ever hold. */
+static bool end_if_too_large(dispatch *d, request *r) {
+    if (d->ready_pairs == 0) return false;
+    const largest l = find_largest(d, r);
+    if (l.fits) return false;
+    if (r->last_status == BT_ERR_REQUEST_TOO_LARGE) {
+        dispatch_request_end_with(d, r, BT_ERR_REQUEST_TOO_LARGE, "%s", r->last_text);
+        return true;
+    }
+    dispatch_request_end_with(
+        d, r, BT_ERR_REQUEST_TOO_LARGE,
+        "prompt of %u tokens plus max_new_tokens %u does not fit: the largest prefill "
+        "worker holds %llu tokens, the largest decode worker %llu",
+        r->prompt_tokens, r->generation.max_new_tokens,
+        (unsigned long long)(l.prompt_pages * l.page_tokens),
+        (unsigned long long)(l.total_pages * l.page_tokens));
+    return true;
+}
+
+/* The oldest request keeps the decode where it has the least to wait for. */
+static void claim(dispatch *d, request *r) {
+    worker *best = NULL;
+    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
+        worker *w = d->workers[i];
+        if (w == NULL || !can_ever_hold(r, w)) continue;
+        if (best == NULL || free_pages(w) > free_pages(best)) best = w;
+    }
+    if (best == NULL) return;
+    d->claim_request = r;
+    d->claim_decode = best;
+}
+
+/* ---- the pump -------------------------------------------------------------------------------- */
+
+static bool is_any_prefill_open(const dispatch *d) {
+    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
+        if (d->workers[i] != NULL && is_prefill_open(d->workers[i])) return true;
+    }
+    return false;
+}
+
+static void try_request(dispatch *d, request *r) {
+    if (d->now_us < r->not_before_us) return;
+    const choice found = choose(d, r);
+    if (found.prefill != NULL) {
+        r->need_pages = found.decode == NULL ? 0 : need_of(r, found.decode);
+        dispatch_attempt_begin(d, r, found.prefill, found.decode);
+        return;
+    }
+    if (end_if_too_large(d, r)) return;
+    if (r->was_full && d->claim_request == NULL && d->queue_first == r) claim(d, r);
+}
+
+void dispatch_queue_pump(dispatch *d) {
+    request *r = d->queue_first;
+    for (int i = 0; i < SCAN_MAX && r != NULL; i++) {
+        request *next = r->queue_next;
+        if (!is_any_prefill_open(d)) break;
+        try_request(d, r);
+        r = next;
+    }
+    /* Also when an attempt could not be begun (memory) and its request is back in the queue: the
+     * next event or tick tries again. */
+    d->is_queue_dirty = false;
+}

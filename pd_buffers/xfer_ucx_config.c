@@ -1,0 +1,137 @@
+/* Settings given to UCX, each unless the user's environment has it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "pd_buffers/xfer_ucx_internal.h"
+
+enum {
+    KEEPALIVE_MS = 1000,
+    VALUE_BYTES = 256,
+};
+
+typedef enum setting_place {
+    SETTING_CONTEXT,   /* ucp_config_modify takes it */
+    SETTING_TRANSPORT, /* read from the environment when a transport is opened */
+} setting_place;
+
+typedef struct setting {
+    const char *name; /* without UCX_ */
+    setting_place place;
+    char value[VALUE_BYTES];
+} setting;
+
+static const char *const transport_names[] = {"POSIX_ERROR_HANDLING", "SYSV_ERROR_HANDLING",
+                                              "TCP_PORT_RANGE"};
+static bool is_ours[BT_ARRAY_COUNT(transport_names)]; /* put into the environment by us */
+
+/* Shared memory without a network: posix and sysv for small messages, cma for the payloads. */
+static const char *const shm_tls = "posix,sysv,cma,self";
+
+static const char *expand_tls(const char *tls) {
+    if (tls == NULL) return "tcp";
+    return strcmp(tls, "shm") == 0 ? shm_tls : tls;
+}
+
+typedef struct variable {
+    char name[64];
+} variable;
+
+static variable variable_of(const char *name) {
+    variable v;
+    (void)snprintf(v.name, sizeof v.name, "UCX_%s", name);
+    return v;
+}
+
+static bool put_into_environment(const setting *s) {
+    const variable v = variable_of(s->name);
+    if (setenv(v.name, s->value, 1) != 0) return false;
+    for (size_t i = 0; i < BT_ARRAY_COUNT(transport_names); i++)
+        if (strcmp(transport_names[i], s->name) == 0) is_ours[i] = true;
+    return true;
+}
+
+void xfer_ucx_configured(ucp_config_t *config) {
+    ucp_config_release(config);
+    for (size_t i = 0; i < BT_ARRAY_COUNT(transport_names); i++) {
+        if (is_ours[i]) (void)unsetenv(variable_of(transport_names[i]).name);
+        is_ours[i] = false;
+    }
+}
+
+static bt_status set_value(setting *s, const char *value, bt_error *error) {
+    const int wanted = snprintf(s->value, sizeof s->value, "%s", value);
+    if (wanted >= 0 && (size_t)wanted < sizeof s->value) return BT_OK;
+    return bt_fail(error, BT_ERR_CALLER_CONFIG, "the value of UCX_%s is too long", s->name);
+}
+
+static bt_status check_devices(const char *devices, const xfer_ucx_options *options,
+                               bt_error *error) {
+    if (options->allow_all_devices) return BT_OK;
+    if (devices[0] != '\0' && strstr(devices, "all") == NULL) return BT_OK;
+    return bt_fail(error, BT_ERR_CALLER_CONFIG,
+                   "UCX_NET_DEVICES is '%s': every network of this machine could reach the "
+                   "transfer port; name a device, or allow all devices",
+                   devices);
+}
+
+static bt_status apply(ucp_config_t *config, const xfer_ucx_options *options, const setting *s,
+                       bt_error *error) {
+    const char *users = getenv(variable_of(s->name).name);
+    const char *value = users != NULL ? users : s->value;
+    ucs_status_t status = UCS_OK;
+    if (strcmp(s->name, "NET_DEVICES") == 0) {
+        const bt_status checked = check_devices(value, options, error);
+        if (checked != BT_OK) return checked;
+    }
+    if (users == NULL && s->place == SETTING_CONTEXT)
+        status = ucp_config_modify(config, s->name, s->value);
+    else if (users == NULL && !put_into_environment(s))
+        status = UCS_ERR_NO_MEMORY;
+    if (status != UCS_OK)
+        return bt_fail(error, BT_ERR_CALLER_CONFIG, "UCX does not take %s=%s: %s", s->name,
+                       s->value, ucs_status_string(status));
+    bt_log_info("xfer", "UCX_%s=%s%s", s->name, value, users != NULL ? " (environment)" : "");
+    return BT_OK;
+}
+
+bt_status xfer_ucx_configure(const xfer_ucx_options *options, ucp_config_t **out, bt_error *error) {
+    setting settings[] = {
+        {.name = "TLS"},
+        {.name = "NET_DEVICES"},
+        {.name = "KEEPALIVE_INTERVAL"},
+        {.name = "POSIX_ERROR_HANDLING", .place = SETTING_TRANSPORT, .value = "y"},
+        {.name = "SYSV_ERROR_HANDLING", .place = SETTING_TRANSPORT, .value = "y"},
+        {.name = "TCP_PORT_RANGE", .place = SETTING_TRANSPORT},
+    };
+    const size_t count = BT_ARRAY_COUNT(settings) - (options->port_range == NULL ? 1 : 0);
+    const char *devices = options->net_devices == NULL ? "lo" : options->net_devices;
+    bt_status status = set_value(&settings[0], expand_tls(options->tls), error);
+    if (status == BT_OK) status = set_value(&settings[1], devices, error);
+    if (status == BT_OK && options->port_range != NULL)
+        status = set_value(&settings[5], options->port_range, error);
+    if (status != BT_OK) return status;
+    const uint32_t keepalive_ms = options->keepalive_ms == 0 ? KEEPALIVE_MS : options->keepalive_ms;
+    (void)snprintf(settings[2].value, sizeof settings[2].value, "%ums", keepalive_ms);
+
+    ucp_config_t *config = NULL;
+    const ucs_status_t read = ucp_config_read(NULL, NULL, &config);
+    if (read != UCS_OK)
+        return bt_fail(error, BT_ERR_CALLER_CONFIG, "UCX's configuration cannot be read: %s",
+                       ucs_status_string(read));
+    for (size_t i = 0; i < count && status == BT_OK; i++)
+        status = apply(config, options, &settings[i], error);
+    if (status != BT_OK) {
+        xfer_ucx_configured(config);
+        return status;
+    }
+    *out = config;
+    return BT_OK;
+}
+
+bt_status xfer_ucx_status(ucs_status_t status) {
+    if (status == UCS_OK) return BT_OK;
+    if (status == UCS_ERR_MESSAGE_TRUNCATED) return BT_ERR_PEER_PROTOCOL;
+    return BT_ERR_PEER_GONE;
+}

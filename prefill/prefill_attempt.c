@@ -1,0 +1,128 @@
+/* Owner records: the table of legal edges, and the one release. */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "prefill/prefill_internal.h"
+
+const char *prefill_state_name(prefill_state state) {
+    switch (state) {
+    case PREFILL_FREE: return "free";
+    case PREFILL_ASSEMBLING: return "assembling";
+    case PREFILL_QUEUED: return "queued";
+    case PREFILL_COMPUTING: return "computing";
+    case PREFILL_SENDING: return "sending";
+    case PREFILL_LEAVING: return "leaving";
+    case PREFILL_QUARANTINE: return "quarantine";
+    case PREFILL_STATE_COUNT: break;
+    }
+    return "unknown";
+}
+
+prefill_attempt *prefill_find(prefill_core *core, proto_attempt id) {
+    for (uint32_t i = 0; i < core->options.attempts_max; i++) {
+        prefill_attempt *a = &core->attempts[i];
+        if (a->state != PREFILL_FREE && proto_attempt_equal(a->id, id)) return a;
+    }
+    return NULL;
+}
+
+prefill_attempt *prefill_take_free(prefill_core *core) {
+    for (uint32_t i = 0; i < core->options.attempts_max; i++) {
+        prefill_attempt *a = &core->attempts[i];
+        if (a->state != PREFILL_FREE) continue;
+        const uint32_t uses = a->uses + 1;
+        memset(a, 0, sizeof *a);
+        a->index = i;
+        a->uses = uses;
+        a->pages = core->page_lists + (size_t)i * core->pages_per_attempt;
+        return a;
+    }
+    return NULL;
+}
+
+uint64_t prefill_owner(const prefill_attempt *a) {
+    return (uint64_t)a->uses << 32 | (a->index + 1);
+}
+
+void prefill_set_state(prefill_core *core, prefill_attempt *a, prefill_state next,
+                       const char *reason) {
+    static const uint32_t edges[PREFILL_STATE_COUNT] = {
+        [PREFILL_FREE] = 1u << PREFILL_ASSEMBLING,
+        [PREFILL_ASSEMBLING] = 1u << PREFILL_QUEUED | 1u << PREFILL_FREE,
+        [PREFILL_QUEUED] = 1u << PREFILL_COMPUTING | 1u << PREFILL_FREE,
+        [PREFILL_COMPUTING] = 1u << PREFILL_SENDING | 1u << PREFILL_LEAVING |
+                              1u << PREFILL_QUARANTINE | 1u << PREFILL_FREE,
+        [PREFILL_SENDING] = 1u << PREFILL_QUARANTINE | 1u << PREFILL_FREE,
+        [PREFILL_LEAVING] = 1u << PREFILL_QUARANTINE | 1u << PREFILL_FREE,
+        [PREFILL_QUARANTINE] = 1u << PREFILL_FREE,
+    };
+    (void)core;
+    BT_ASSERT((edges[a->state] >> next & 1u) != 0);
+    bt_log_debug("prefill", "attempt " PREFILL_ID_FORMAT ": %s -> %s (%s)", PREFILL_ID_ARGS(a->id),
+                 prefill_state_name(a->state), prefill_state_name(next), reason);
+    a->state = next;
+}
+
+void prefill_release(prefill_core *core, prefill_attempt *a, const char *reason) {
+    if (a->state == PREFILL_FREE) return;
+    BT_ASSERT(!a->is_in_step);
+    BT_ASSERT(!a->has_handoff);
+    if (a->page_count > 0) {
+        kv_pool_release(core->options.pages, prefill_owner(a), a->pages, a->page_count);
+        a->page_count = 0;
+    }
+    bt_free(a->prompt);
+    a->prompt = NULL;
+    core->released_total++;
+    prefill_set_state(core, a, PREFILL_FREE, reason);
+}
+
+void prefill_end(prefill_core *core, prefill_attempt *a, const char *reason) {
+    switch (a->state) {
+    case PREFILL_ASSEMBLING:
+    case PREFILL_QUEUED: prefill_release(core, a, reason); return;
+    case PREFILL_COMPUTING:
+    case PREFILL_SENDING: break;
+    case PREFILL_FREE:
+    case PREFILL_LEAVING:
+    case PREFILL_QUARANTINE:
+    case PREFILL_STATE_COUNT: return;
+    }
+    if (!a->is_in_step && !a->has_handoff) {
+        prefill_release(core, a, reason);
+        return;
+    }
+    prefill_set_state(core, a, a->is_in_step ? PREFILL_LEAVING : PREFILL_QUARANTINE, reason);
+    if (!a->has_handoff) return;
+    kv_pool_quarantine(core->options.pages, prefill_owner(a), a->pages, a->page_count);
+    /* on_quiet follows, maybe inside this call. Ignored for a handoff that has failed by itself. */
+    handoff_sender_abort(core->sender, a->id);
+}
+
+void prefill_send_done(prefill_core *core, proto_attempt id, bt_status status,
+                       uint32_t cached_tokens, uint32_t cap_needed, const char *text) {
+    if (core->session.state != WORKER_SESSION_SERVING) return;
+    proto_message message = {.kind = PROTO_PREFILL_DONE};
+    message.prefill_done = (proto_prefill_done){
+        .attempt = id, .status = status, .cached_tokens = cached_tokens, .cap_needed = cap_needed};
+    proto_text_copy(message.prefill_done.text, sizeof message.prefill_done.text, text);
+    core->options.ops.send(core->options.ops.context, PROTO_LANE_CONTROL, &message);
+}
+
+void prefill_fail(prefill_core *core, prefill_attempt *a, bt_status status, const char *format,
+                  ...) {
+    char text[PROTO_TEXT_MAX];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    bt_log_warn("prefill", "attempt " PREFILL_ID_FORMAT ": %s: %s", PREFILL_ID_ARGS(a->id),
+                bt_status_string(status), text);
+    prefill_send_done(core, a->id, status, a->cached_tokens, 0, text);
+    prefill_end(core, a, "failed");
+}

@@ -150,7 +150,8 @@ static bt_status say_hello(void *context, xfer_peer peer) {
 
 static void on_pair(void *context, xfer_peer peer, bt_status status) {
     prefill_core *core = context;
-    if (core->session.state != WORKER_SESSION_SERVING) return;
+    /* That a pair works is decode's to say. */
+    if (core->session.state != WORKER_SESSION_SERVING || status == BT_OK) return;
     proto_message message = {.kind = PROTO_PAIR_READY};
     message.pair = (proto_pair){
         .worker_id = peer.worker_id, .incarnation = peer.incarnation, .status = status};

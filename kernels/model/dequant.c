@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "kernels/bf16.h"
 
 enum {
     BLOCK_WEIGHTS = 32,
@@ -20,14 +21,6 @@ static float bits_to_f32(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
-}
-
-uint16_t dequant_round_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    /* A NaN whose payload is all in the low half must not become an infinity. */
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
 float dequant_widen_f16(uint16_t bits) {
@@ -63,13 +56,13 @@ static void decode_f32(const uint8_t *source, size_t columns, uint16_t *out) {
     for (size_t i = 0; i < columns; i++) {
         const uint32_t low = load_u16(source + 4 * i);
         const uint32_t high = load_u16(source + 4 * i + 2);
-        out[i] = dequant_round_bf16(bits_to_f32(high << 16 | low));
+        out[i] = bf16_from_f32(bits_to_f32(high << 16 | low));
     }
 }
 
 static void decode_f16(const uint8_t *source, size_t columns, uint16_t *out) {
     for (size_t i = 0; i < columns; i++)
-        out[i] = dequant_round_bf16(dequant_widen_f16(load_u16(source + 2 * i)));
+        out[i] = bf16_from_f32(dequant_widen_f16(load_u16(source + 2 * i)));
 }
 
 static void decode_bf16(const uint8_t *source, size_t columns, uint16_t *out) {
@@ -83,8 +76,8 @@ static void decode_q4_1(const uint8_t *source, size_t columns, uint16_t *out) {
         const float m = dequant_widen_f16(load_u16(source + 2));
         for (size_t j = 0; j < BLOCK_WEIGHTS / 2; j++) {
             const uint8_t pair = source[4 + j];
-            out[j] = dequant_round_bf16((float)(pair & 15) * d + m);
-            out[j + BLOCK_WEIGHTS / 2] = dequant_round_bf16((float)(pair >> 4) * d + m);
+            out[j] = bf16_from_f32((float)(pair & 15) * d + m);
+            out[j + BLOCK_WEIGHTS / 2] = bf16_from_f32((float)(pair >> 4) * d + m);
         }
         source += Q4_1_BLOCK_BYTES;
         out += BLOCK_WEIGHTS;
@@ -96,7 +89,7 @@ static void decode_q8_0(const uint8_t *source, size_t columns, uint16_t *out) {
         const float d = dequant_widen_f16(load_u16(source));
         for (size_t j = 0; j < BLOCK_WEIGHTS; j++) {
             const int q = source[2 + j] < 128 ? source[2 + j] : source[2 + j] - 256;
-            out[j] = dequant_round_bf16((float)q * d);
+            out[j] = bf16_from_f32((float)q * d);
         }
         source += Q8_0_BLOCK_BYTES;
         out += BLOCK_WEIGHTS;

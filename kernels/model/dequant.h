@@ -22,8 +22,6 @@ size_t dequant_row_bytes(dequant_encoding encoding, size_t columns);
  * infinite (also after rounding); out is then unspecified. */
 bool dequant_row(dequant_encoding encoding, const uint8_t *source, size_t columns, uint16_t *out);
 
-/* f32 to bf16 bits, nearest even; NaN stays NaN. */
-uint16_t dequant_round_bf16(float value);
 /* IEEE half bits to f32, exact. */
 float dequant_widen_f16(uint16_t bits);
 

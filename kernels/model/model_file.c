@@ -13,11 +13,13 @@
 #include "base/assert.h"
 #include "base/mem.h"
 #include "kernels/model/model_file_internal.h"
+#include "kernels/model/model_internal.h"
 
-/* Named limits, far above any model of these families, so that products fit in 64 bits. */
+/* Named limits, far above any model of these families, so that the size of a tensor fits in 64
+ * bits. */
 enum {
     VOCAB_MAX = 1 << 24,
-    CONTEXT_MAX = 1 << 30,
+    CONTEXT_MAX = 1 << 24,
     WIDTH_MAX = 1 << 20, /* hidden and intermediate size */
     LAYERS_MAX = 1024,
     HEADS_MAX = 1024,
@@ -40,63 +42,28 @@ static size_t weight_index(model_tensor tensor, uint32_t layer) {
     return (size_t)layer * per_layer + (size_t)tensor;
 }
 
-/* true when a model of this geometry has the tensor. */
-static bool has_tensor(const model_geometry *g, model_tensor tensor) {
+static bool is_vector(model_tensor tensor) {
     switch (tensor) {
-    case MODEL_TENSOR_OUTPUT: return !g->has_tied_embeddings;
-    case MODEL_TENSOR_Q_BIAS:
-    case MODEL_TENSOR_K_BIAS:
-    case MODEL_TENSOR_V_BIAS: return g->has_qkv_bias;
-    case MODEL_TENSOR_Q_NORM:
-    case MODEL_TENSOR_K_NORM: return g->has_qk_norm;
-    case MODEL_TENSOR_TOKEN_EMBEDDING:
     case MODEL_TENSOR_OUTPUT_NORM:
     case MODEL_TENSOR_ATTENTION_NORM:
+    case MODEL_TENSOR_FFN_NORM:
+    case MODEL_TENSOR_Q_BIAS:
+    case MODEL_TENSOR_K_BIAS:
+    case MODEL_TENSOR_V_BIAS:
+    case MODEL_TENSOR_Q_NORM:
+    case MODEL_TENSOR_K_NORM: return true;
+    case MODEL_TENSOR_TOKEN_EMBEDDING:
+    case MODEL_TENSOR_OUTPUT:
     case MODEL_TENSOR_Q:
     case MODEL_TENSOR_K:
     case MODEL_TENSOR_V:
     case MODEL_TENSOR_O:
-    case MODEL_TENSOR_FFN_NORM:
     case MODEL_TENSOR_GATE:
     case MODEL_TENSOR_UP:
-    case MODEL_TENSOR_DOWN: return true;
+    case MODEL_TENSOR_DOWN:
     case MODEL_TENSOR_COUNT: break;
     }
     return false;
-}
-
-typedef struct shape {
-    uint64_t rows;
-    uint64_t columns;
-    uint32_t rank;
-} shape;
-
-static shape expected_shape(const model_geometry *g, model_tensor tensor) {
-    const uint64_t q_rows = (uint64_t)g->heads * g->head_dim;
-    const uint64_t kv_rows = (uint64_t)g->kv_heads * g->head_dim;
-    const uint64_t hidden = g->hidden_size;
-    switch (tensor) {
-    case MODEL_TENSOR_TOKEN_EMBEDDING:
-    case MODEL_TENSOR_OUTPUT: return (shape){g->vocab_size, hidden, 2};
-    case MODEL_TENSOR_OUTPUT_NORM:
-    case MODEL_TENSOR_ATTENTION_NORM:
-    case MODEL_TENSOR_FFN_NORM: return (shape){1, hidden, 1};
-    case MODEL_TENSOR_Q: return (shape){q_rows, hidden, 2};
-    case MODEL_TENSOR_K:
-    case MODEL_TENSOR_V: return (shape){kv_rows, hidden, 2};
-    case MODEL_TENSOR_O: return (shape){hidden, q_rows, 2};
-    case MODEL_TENSOR_Q_BIAS: return (shape){1, q_rows, 1};
-    case MODEL_TENSOR_K_BIAS:
-    case MODEL_TENSOR_V_BIAS: return (shape){1, kv_rows, 1};
-    case MODEL_TENSOR_Q_NORM:
-    case MODEL_TENSOR_K_NORM: return (shape){1, g->head_dim, 1};
-    case MODEL_TENSOR_GATE:
-    case MODEL_TENSOR_UP: return (shape){g->intermediate_size, hidden, 2};
-    case MODEL_TENSOR_DOWN: return (shape){hidden, g->intermediate_size, 2};
-    case MODEL_TENSOR_COUNT: break;
-    }
-    BT_ASSERT(false);
-    return (shape){0};
 }
 
 static bt_status check_range(const model_file *file, const char *what, uint32_t value,
@@ -158,17 +125,19 @@ static void format_name(const model_file_format *format, model_tensor tensor, ui
     }
 }
 
-static bt_status check_weight(const model_file *file, const model_weight *weight, shape wanted,
-                              bt_error *error) {
-    if (weight->rank != wanted.rank) {
+static bt_status check_weight(const model_file *file, model_tensor tensor,
+                              const model_weight *weight, bt_error *error) {
+    const model_shape wanted = model_tensor_shape(&file->card.geometry, tensor);
+    const uint32_t rank = is_vector(tensor) ? 1 : 2;
+    if (weight->rank != rank) {
         return bt_fail(error, BT_ERR_CALLER_FILE,
                        "%s: tensor %s has %u dimensions, this model needs %u", file->path,
-                       weight->name, weight->rank, wanted.rank);
+                       weight->name, weight->rank, rank);
     }
     if (weight->rows != wanted.rows || weight->columns != wanted.columns) {
         return bt_fail(error, BT_ERR_CALLER_FILE,
                        "%s: tensor %s has shape [%" PRIu64 ", %" PRIu64
-                       "] (outputs, inputs), this model needs [%" PRIu64 ", %" PRIu64 "]",
+                       "] (outputs, inputs), this model needs [%u, %u]",
                        file->path, weight->name, weight->rows, weight->columns, wanted.rows,
                        wanted.columns);
     }
@@ -190,7 +159,7 @@ static bt_status find_weight(model_file *file, model_tensor tensor, uint32_t lay
     }
     const bool is_qk = tensor == MODEL_TENSOR_Q || tensor == MODEL_TENSOR_K;
     if (is_qk && file->has_permuted_qk) weight->permuted_head_rows = file->card.geometry.head_dim;
-    return check_weight(file, weight, expected_shape(&file->card.geometry, tensor), error);
+    return check_weight(file, tensor, weight, error);
 }
 
 static bt_status find_weights(model_file *file, bt_error *error) {
@@ -201,7 +170,7 @@ static bt_status find_weights(model_file *file, bt_error *error) {
     }
     for (int t = 0; t < MODEL_TENSOR_COUNT; t++) {
         const model_tensor tensor = (model_tensor)t;
-        if (!has_tensor(g, tensor)) continue;
+        if (model_tensor_shape(g, tensor).rows == 0) continue;
         const uint32_t layers = is_layered(tensor) ? g->layers : 1;
         for (uint32_t layer = 0; layer < layers; layer++) {
             const bt_status status = find_weight(file, tensor, layer, error);
@@ -306,7 +275,7 @@ static uint32_t stored_row(const model_weight *weight, uint32_t row) {
 
 bt_status model_file_read(const model_file *file, model_tensor tensor, uint32_t layer,
                           uint32_t first_row, uint32_t rows, uint16_t *out, bt_error *error) {
-    BT_ASSERT(has_tensor(&file->card.geometry, tensor));
+    BT_ASSERT(model_tensor_shape(&file->card.geometry, tensor).rows != 0);
     BT_ASSERT(layer < (is_layered(tensor) ? file->card.geometry.layers : 1));
     const model_weight *weight = &file->weights[weight_index(tensor, layer)];
     BT_ASSERT(first_row <= weight->rows && rows <= weight->rows - first_row);

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/compiler.h"
+#include "kernels/bf16.h"
 
 static float from_bits(uint32_t bits) {
     float value;
@@ -34,7 +35,7 @@ static void bf16_rounds_to_nearest_even(void **state) {
         {0x00008000, 0x0000}, {0x00008001, 0x0001},                       /* subnormal */
     };
     for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++)
-        assert_int_equal(dequant_round_bf16(from_bits(cases[i].f32)), cases[i].bf16);
+        assert_int_equal(bf16_from_f32(from_bits(cases[i].f32)), cases[i].bf16);
 }
 
 static void f16_widens_exactly(void **state) {

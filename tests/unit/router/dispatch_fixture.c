@@ -223,7 +223,8 @@ static void answer_pings(fake_network *n, const fake_worker *w) {
         memset(&pong, 0, sizeof pong);
         pong.kind = PROTO_PONG;
         pong.ping.sequence = ping.ping.sequence;
-        pong.ping.pages_free = FAKE_PAGES;
+        pong.ping.pages_free = FAKE_PAGES - w->pages_used;
+        pong.ping.queued_tokens = w->queued_tokens;
         fake_say(n, w->control, &pong);
     }
 }

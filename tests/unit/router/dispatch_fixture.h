@@ -50,6 +50,7 @@ typedef struct fake_worker {
     dispatch_link control, streams;
     uint32_t id;
     proto_welcome welcome;
+    uint32_t queued_tokens, pages_used; /* what its PONGs say */
 } fake_worker;
 
 /* Options of the tests: small times, cap FAKE_CAP. */

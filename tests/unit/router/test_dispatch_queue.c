@@ -1,0 +1,398 @@
+/* Which request goes where and when: load, fullness, fairness. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "dispatch_fixture.h"
+
+enum { PREFILLS = 3, DECODES = 3 };
+
+static fake_network *n;
+static fake_worker prefills[PREFILLS], decodes[DECODES];
+
+/* `p` prefills and `m` decodes, all paired, decodes with that many pages. */
+static void build(uint32_t p, uint32_t m, uint32_t pages) {
+    for (uint32_t i = 0; i < p; i++)
+        fake_join(n, &prefills[i], PROTO_ROLE_PREFILL, 100 + i);
+    for (uint32_t k = 0; k < m; k++) {
+        fake_enter(n, &decodes[k], PROTO_ROLE_DECODE, 200 + k);
+        fake_ready(n, &decodes[k], pages);
+        for (uint32_t i = 0; i < p; i++)
+            fake_pair(n, &decodes[k], &prefills[i], BT_OK);
+    }
+}
+
+static int set_up(void **state) {
+    (void)state;
+    n = fake_network_create(NULL);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    fake_network_destroy(n);
+    return 0;
+}
+
+/* The next RESERVE at any decode; which decode, or -1. */
+static int next_reserve(proto_reserve *out) {
+    for (int k = 0; k < DECODES; k++) {
+        proto_message message;
+        if (!fake_take(n, decodes[k].control, PROTO_RESERVE, &message)) continue;
+        *out = message.reserve;
+        return k;
+    }
+    return -1;
+}
+
+static void say_capacity(const fake_worker *decode) {
+    proto_message message;
+    memset(&message, 0, sizeof message);
+    message.kind = PROTO_CAPACITY;
+    fake_say(n, decode->control, &message);
+}
+
+static uint32_t queued(void) {
+    dispatch_view view;
+    dispatch_look(n->d, &view);
+    return view.requests_queued;
+}
+
+static void prefill_is_given_less_than_two_steps(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 1, FAKE_PAGES);
+    proto_attempt attempts[3];
+    for (uint64_t id = 1; id <= 4; id++)
+        fake_submit(n, id, FAKE_STEP_TOKENS - 1, 4); /* 127: two are 254, less than 256 */
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(next_reserve(&reserve), 0);
+        attempts[i] = reserve.attempt;
+    }
+    assert_int_equal(next_reserve(&reserve), -1);
+    assert_int_equal(queued(), 1);
+    /* Not when it is reserved, but when it is computed. */
+    for (int i = 0; i < 3; i++)
+        fake_reserve_reply(n, &decodes[0], attempts[i], BT_OK);
+    assert_int_equal(next_reserve(&reserve), -1);
+    fake_done(n, &prefills[0], attempts[0], BT_OK);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(queued(), 0);
+}
+
+static void a_pong_tells_what_is_computed(void **state) {
+    (void)state;
+    fake_worker *const workers[] = {&prefills[0], &decodes[0]};
+    proto_reserve reserve;
+    build(1, 1, 1000);
+    fake_submit(n, 1, 1000, 4); /* many steps */
+    assert_int_equal(next_reserve(&reserve), 0);
+    fake_reserve_reply(n, &decodes[0], reserve.attempt, BT_OK);
+    fake_submit(n, 2, 100, 4);
+    prefills[0].queued_tokens = 300;
+    fake_live(n, 200, workers, 2);
+    assert_int_equal(next_reserve(&reserve), -1);
+    prefills[0].queued_tokens = 200;
+    fake_live(n, 200, workers, 2);
+    assert_int_equal(next_reserve(&reserve), 0);
+    /* What was just given is not in the PONG yet and counts all the same: 200 + 100. */
+    fake_submit(n, 3, 100, 4);
+    fake_live(n, 200, workers, 2);
+    assert_int_equal(next_reserve(&reserve), -1);
+}
+
+static void load_of_others_counts_too(void **state) {
+    (void)state;
+    fake_worker *const workers[] = {&prefills[0], &decodes[0]};
+    proto_reserve reserve;
+    build(1, 1, FAKE_PAGES);
+    prefills[0].queued_tokens = 256; /* of another router */
+    fake_live(n, 200, workers, 2);
+    fake_submit(n, 1, 10, 4);
+    assert_int_equal(next_reserve(&reserve), -1);
+    prefills[0].queued_tokens = 255;
+    fake_live(n, 200, workers, 2);
+    assert_int_equal(next_reserve(&reserve), 0);
+}
+
+static void work_goes_to_the_least_loaded(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    uint32_t tokens[PREFILLS] = {0};
+    build(PREFILLS, 1, 1000);
+    static const uint32_t prompts[] = {100, 20, 30, 40, 50, 20, 10};
+    for (uint64_t i = 0; i < 7; i++) {
+        fake_submit(n, i + 1, prompts[i], 1);
+        assert_int_equal(next_reserve(&reserve), 0);
+        for (int p = 0; p < PREFILLS; p++) {
+            if (prefills[p].id != reserve.prefill_worker_id) continue;
+            for (int other = 0; other < PREFILLS; other++)
+                assert_true(tokens[p] <= tokens[other]);
+            tokens[p] += prompts[i];
+            break;
+        }
+    }
+}
+
+static void ties_are_broken_by_chance(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    int prefill_seen[PREFILLS] = {0}, decode_seen[DECODES] = {0};
+    build(PREFILLS, DECODES, FAKE_PAGES);
+    for (uint64_t id = 1; id <= 300; id++) {
+        fake_submit(n, id, 10, 1);
+        const int k = next_reserve(&reserve);
+        assert_in_range(k, 0, DECODES - 1);
+        decode_seen[k]++;
+        for (int p = 0; p < PREFILLS; p++)
+            prefill_seen[p] += prefills[p].id == reserve.prefill_worker_id ? 1 : 0;
+        dispatch_cancel(n->d, id, n->now_us); /* all are equal again */
+    }
+    for (int i = 0; i < PREFILLS; i++)
+        assert_in_range(prefill_seen[i], 60, 140);
+    for (int i = 0; i < DECODES; i++)
+        assert_in_range(decode_seen[i], 60, 140);
+}
+
+static void decode_with_most_free_pages_is_chosen(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 2, FAKE_PAGES);
+    fake_submit(n, 1, 10, 150); /* 10 pages */
+    const int first = next_reserve(&reserve);
+    for (uint64_t id = 2; id <= 10; id++) {
+        fake_submit(n, id, 8, 8); /* 1 page each */
+        assert_int_equal(next_reserve(&reserve), 1 - first);
+    }
+}
+
+static void pages_of_others_count_too(void **state) {
+    (void)state;
+    fake_worker *const workers[] = {&prefills[0], &decodes[0], &decodes[1]};
+    proto_reserve reserve;
+    build(1, 2, FAKE_PAGES);
+    decodes[0].pages_used = 30; /* another router's, or quarantined */
+    fake_live(n, 200, workers, 3);
+    for (uint64_t id = 1; id <= 10; id++) {
+        fake_submit(n, id, 8, 8);
+        assert_int_equal(next_reserve(&reserve), 1);
+        dispatch_cancel(n->d, id, n->now_us);
+    }
+}
+
+static void sequences_are_limited(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 1, 1000);
+    proto_attempt first = {0};
+    for (uint64_t id = 1; id <= 33; id++) {
+        fake_submit(n, id, 1, 1);
+        const int k = next_reserve(&reserve);
+        assert_int_equal(k, id <= 32 ? 0 : -1);
+        if (id == 1) first = reserve.attempt;
+    }
+    fake_reserve_reply(n, &decodes[0], first, BT_ERR_REQUEST_INVALID);
+    assert_int_equal(next_reserve(&reserve), 0);
+}
+
+/* ---- full decodes ---------------------------------------------------------------------------- */
+
+static void a_full_decode_is_left_alone_until_it_has_capacity(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 1, FAKE_PAGES);
+    fake_submit(n, 1, 16, 16);
+    assert_int_equal(next_reserve(&reserve), 0);
+    fake_reserve_reply(n, &decodes[0], reserve.attempt, BT_ERR_REQUEST_FULL);
+    assert_int_equal(queued(), 1);
+    fake_submit(n, 2, 16, 16);
+    assert_int_equal(next_reserve(&reserve), -1);
+    say_capacity(&decodes[0]);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(reserve.attempt.counter, 2); /* a new attempt of the first request */
+    fake_reserve_reply(n, &decodes[0], reserve.attempt, BT_OK);
+    assert_int_equal(next_reserve(&reserve), 0);
+    /* Being put back is no failure. */
+    fake_done(n, &prefills[0], (proto_attempt){0xabcdef0123u, 2}, BT_ERR_REQUEST_INVALID);
+    assert_int_equal(fake_end_of(n, 1, true)->attempts, 1);
+}
+
+static void a_lost_capacity_does_not_stall(void **state) {
+    (void)state;
+    fake_worker *const workers[] = {&prefills[0], &decodes[0]};
+    proto_reserve reserve;
+    build(1, 1, FAKE_PAGES);
+    fake_submit(n, 1, 16, 16);
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(next_reserve(&reserve), 0);
+        fake_reserve_reply(n, &decodes[0], reserve.attempt, BT_ERR_REQUEST_FULL);
+        fake_live(n, 900, workers, 2);
+        assert_int_equal(next_reserve(&reserve), -1);
+        fake_live(n, 150, workers, 2);
+    }
+    assert_int_equal(next_reserve(&reserve), 0);
+}
+
+static void the_other_decode_is_tried_first(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 2, FAKE_PAGES);
+    fake_submit(n, 1, 16, 16);
+    const int first = next_reserve(&reserve);
+    fake_reserve_reply(n, &decodes[first], reserve.attempt, BT_ERR_REQUEST_FULL);
+    assert_int_equal(next_reserve(&reserve), 1 - first);
+}
+
+static void small_requests_pass_a_big_one_elsewhere(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 2, FAKE_PAGES);
+    fake_submit(n, 1, 16, 80 * 16);
+    for (int i = 0; i < 2; i++) {
+        const int k = next_reserve(&reserve);
+        assert_in_range(k, 0, 1);
+        fake_reserve_reply(n, &decodes[k], reserve.attempt, BT_ERR_REQUEST_FULL);
+    }
+    /* It fits nowhere now and keeps one decode; the other serves small requests. */
+    int small_at = -1;
+    for (uint64_t id = 2; id <= 6; id++) {
+        fake_submit(n, id, 8, 8);
+        const int k = next_reserve(&reserve);
+        assert_in_range(k, 0, 1);
+        if (small_at < 0) small_at = k;
+        assert_int_equal(k, small_at);
+    }
+    const int kept = 1 - small_at;
+    assert_int_equal(queued(), 1);
+    /* Room at the kept decode is the big one's, not enough as it may be. */
+    for (int i = 0; i < 3; i++) {
+        say_capacity(&decodes[kept]);
+        assert_int_equal(next_reserve(&reserve), kept);
+        assert_int_equal(reserve.generation.max_new_tokens, 80 * 16);
+        fake_submit(n, 10 + (uint64_t)i, 8, 8);
+        proto_reserve small;
+        assert_int_equal(next_reserve(&small), small_at);
+        fake_reserve_reply(n, &decodes[kept], reserve.attempt, BT_ERR_REQUEST_FULL);
+    }
+    say_capacity(&decodes[kept]);
+    assert_int_equal(next_reserve(&reserve), kept);
+    fake_reserve_reply(n, &decodes[kept], reserve.attempt, BT_OK);
+    /* Now it is open to all again. */
+    dispatch_cancel(n->d, 1, n->now_us);
+    fake_submit(n, 20, 8, 8);
+    assert_int_equal(next_reserve(&reserve), kept); /* more free pages than the other */
+}
+
+static void a_claim_ends_with_its_request_or_its_decode(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    for (int how = 0; how < 2; how++) {
+        (void)tear_down(NULL);
+        (void)set_up(NULL);
+        build(1, 1, FAKE_PAGES);
+        fake_submit(n, 1, 16, 80 * 16);
+        assert_int_equal(next_reserve(&reserve), 0);
+        fake_reserve_reply(n, &decodes[0], reserve.attempt, BT_ERR_REQUEST_FULL);
+        fake_submit(n, 2, 8, 8);
+        assert_int_equal(next_reserve(&reserve), -1);
+        if (how == 0) {
+            dispatch_cancel(n->d, 1, n->now_us);
+            assert_int_equal(next_reserve(&reserve), 0);
+            assert_int_equal(reserve.prompt_tokens, 8);
+            continue;
+        }
+        fake_drop(n, decodes[0].control);
+        fake_enter(n, &decodes[1], PROTO_ROLE_DECODE, 300);
+        fake_ready(n, &decodes[1], FAKE_PAGES);
+        fake_pair(n, &decodes[1], &prefills[0], BT_OK);
+        assert_int_equal(next_reserve(&reserve), 1);
+        assert_int_equal(reserve.prompt_tokens, 16);
+    }
+}
+
+static void the_queue_is_first_in_first_out_over_retries(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 1, FAKE_PAGES);
+    for (uint64_t id = 1; id <= 5; id++)
+        fake_submit(n, id, FAKE_STEP_TOKENS + (uint32_t)id, 4);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(reserve.prompt_tokens, FAKE_STEP_TOKENS + 1);
+    const proto_attempt first = reserve.attempt;
+    assert_int_equal(next_reserve(&reserve), 0);
+    fake_reserve_reply(n, &decodes[0], reserve.attempt, BT_OK);
+    assert_int_equal(next_reserve(&reserve), -1);
+    /* The first fails and is the first again, before those that waited. */
+    fake_reserve_reply(n, &decodes[0], first, BT_ERR_WORKER_INTERNAL);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(reserve.prompt_tokens, FAKE_STEP_TOKENS + 1);
+    fake_reserve_reply(n, &decodes[0], reserve.attempt, BT_OK);
+    fake_done(n, &prefills[0], reserve.attempt, BT_OK);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(reserve.prompt_tokens, FAKE_STEP_TOKENS + 3);
+}
+
+static void a_larger_decode_takes_what_a_smaller_cannot(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 1, 10);
+    fake_enter(n, &decodes[1], PROTO_ROLE_DECODE, 300);
+    fake_ready(n, &decodes[1], 50);
+    fake_pair(n, &decodes[1], &prefills[0], BT_OK);
+    fake_submit(n, 1, 16, 400); /* 26 pages */
+    assert_int_equal(next_reserve(&reserve), 1);
+    fake_submit(n, 2, 16, 1000); /* 64: nobody's */
+    assert_int_equal(fake_end_of(n, 2, true)->status, BT_ERR_REQUEST_TOO_LARGE);
+    /* The small one says that it is too large although the router thought it fits. */
+    fake_submit(n, 3, 16, 130);
+    const int k = next_reserve(&reserve);
+    fake_reserve_reply(n, &decodes[k], reserve.attempt, BT_ERR_REQUEST_TOO_LARGE);
+    if (k == 0) {
+        assert_int_equal(next_reserve(&reserve), 1);
+    } else {
+        assert_int_equal(fake_end_of(n, 3, true)->status, BT_ERR_REQUEST_TOO_LARGE);
+    }
+}
+
+static void only_ready_pairs_are_used(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 1, FAKE_PAGES);
+    /* Another prefill that is a pair with nobody, and a decode with nobody. */
+    fake_join(n, &prefills[1], PROTO_ROLE_PREFILL, 101);
+    fake_enter(n, &decodes[1], PROTO_ROLE_DECODE, 201);
+    fake_ready(n, &decodes[1], 1000);
+    for (uint64_t id = 1; id <= 20; id++) {
+        fake_submit(n, id, 10, 1);
+        assert_int_equal(next_reserve(&reserve), 0);
+        assert_int_equal(reserve.prefill_worker_id, prefills[0].id);
+        dispatch_cancel(n->d, id, n->now_us);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(prefill_is_given_less_than_two_steps),
+        TEST(a_pong_tells_what_is_computed),
+        TEST(load_of_others_counts_too),
+        TEST(work_goes_to_the_least_loaded),
+        TEST(ties_are_broken_by_chance),
+        TEST(decode_with_most_free_pages_is_chosen),
+        TEST(pages_of_others_count_too),
+        TEST(sequences_are_limited),
+        TEST(a_full_decode_is_left_alone_until_it_has_capacity),
+        TEST(a_lost_capacity_does_not_stall),
+        TEST(the_other_decode_is_tried_first),
+        TEST(small_requests_pass_a_big_one_elsewhere),
+        TEST(a_claim_ends_with_its_request_or_its_decode),
+        TEST(the_queue_is_first_in_first_out_over_retries),
+        TEST(a_larger_decode_takes_what_a_smaller_cannot),
+        TEST(only_ready_pairs_are_used),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -156,7 +156,7 @@ typedef struct op_attention_item {
     uint32_t partitions;
     uint32_t part; /* slot for a partial result, OP_ATTENTION_WHOLE when the item is complete */
 } op_attention_item;
-enum { OP_ATTENTION_WHOLE = UINT32_MAX };
+#define OP_ATTENTION_WHOLE UINT32_MAX
 
 typedef struct op_attention_plan {
     op_attention_item *items; /* [items_max] */

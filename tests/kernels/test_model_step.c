@@ -2,6 +2,7 @@
  * in one step; every variation must give the same logits, draws and KV pages, to the bit. */
 #include "kernels/model.h"
 
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -241,13 +242,33 @@ static model *tiny(size_t index) {
     return m;
 }
 
-static void check_family(size_t index, kv_dtype dtype) {
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t count) {
+    const uint8_t *bytes = data;
+    for (size_t i = 0; i < count; i++)
+        hash = (hash ^ bytes[i]) * 0x100000001b3U;
+    return hash;
+}
+
+/* FNV-1a over tokens, logits and KV of a base run. Another machine, compiler or architecture gives
+ * the same one; a change of arithmetic changes it, and must change model_numerics(). */
+static uint64_t outcome_hash(const model *m, const outcome *o) {
+    const size_t floats = (size_t)SEQUENCES * GENERATED * model_get_card(m)->geometry.vocab_size;
+    uint64_t hash = 0xcbf29ce484222325U;
+    hash = hash_bytes(hash, o->tokens, sizeof o->tokens);
+    hash = hash_bytes(hash, o->logits, floats * sizeof(float));
+    return hash_bytes(hash, o->kv, o->kv_bytes);
+}
+
+static void check_family(size_t index, kv_dtype dtype, uint64_t recorded_hash) {
     model *m = tiny(index);
     const variation alone = {.threads = 1, .dtype = dtype};
     outcome base = run(m, alone);
     const uint32_t vocab_size = model_get_card(m)->geometry.vocab_size;
     for (size_t i = 0; i < (size_t)SEQUENCES * GENERATED * vocab_size; i++)
         assert_true(base.logits[i] > -1e6F && base.logits[i] < 1e6F);
+    if (outcome_hash(m, &base) != recorded_hash)
+        fail_msg("%s changed: the hash is now 0x%016" PRIx64, model_numerics(),
+                 outcome_hash(m, &base));
     const struct {
         const char *what;
         variation v;
@@ -289,22 +310,22 @@ static void check_family(size_t index, kv_dtype dtype) {
 
 static void llama_is_prefix_deterministic(void **state) {
     (void)state;
-    check_family(0, KV_DTYPE_BF16);
+    check_family(0, KV_DTYPE_BF16, 0x7de47ac84438af62U);
 }
 
 static void qwen2_is_prefix_deterministic(void **state) {
     (void)state;
-    check_family(1, KV_DTYPE_BF16);
+    check_family(1, KV_DTYPE_BF16, 0x0a8646fa7781bd71U);
 }
 
 static void qwen3_is_prefix_deterministic(void **state) {
     (void)state;
-    check_family(2, KV_DTYPE_BF16);
+    check_family(2, KV_DTYPE_BF16, 0xcc229842aeee09adU);
 }
 
 static void f32_pages_are_prefix_deterministic(void **state) {
     (void)state;
-    check_family(0, KV_DTYPE_F32);
+    check_family(0, KV_DTYPE_F32, 0x0251d670cf2717dfU);
 }
 
 /* ---- what a step refuses */

@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-enum { BACKLOG = 512, PAUSE_MS = 100 };
+enum { BACKLOG = 4096, /* load generators open thousands of connections at once */ PAUSE_MS = 100 };
 
 struct proto_listener {
     struct evconnlistener *listener;

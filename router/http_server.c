@@ -2,11 +2,12 @@
 #include "router/http_server.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <poll.h>
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -273,6 +274,8 @@ void http_server_adopt(http_server *server, int fd) {
         refuse_socket(fd);
         return;
     }
+    int one = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     exchange->next = server->connections;
     if (exchange->next != NULL) exchange->next->previous = exchange;
     server->connections = exchange;

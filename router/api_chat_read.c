@@ -1,0 +1,382 @@
+/* The body of /v1/chat/completions: OpenAI's fields and SGLang's extensions. Null is the same as
+ * absent everywhere; fields that change nothing here (user, metadata, ...) are ignored. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "router/api_request_internal.h"
+
+enum { MESSAGES_MAX = 4096, ROLE_BYTES_MAX = 32 };
+
+typedef enum chat_field {
+    CHAT_MESSAGES,
+    CHAT_INPUT_IDS,
+    CHAT_MODEL,
+    CHAT_MAX_TOKENS,
+    CHAT_STREAM,
+    CHAT_STREAM_OPTIONS,
+    CHAT_LOGPROBS,
+    CHAT_TOP_LOGPROBS,
+    CHAT_RID,
+    CHAT_RETURN_META_INFO,
+    CHAT_RETURN_TOKEN_IDS,
+    CHAT_RETURN_PROMPT_TOKEN_IDS,
+    CHAT_RETURN_SAMPLING_MASK,
+    CHAT_SAMPLING_LOGPROBS_MODE,
+    CHAT_RESPONSE_FORMAT,
+    CHAT_TOOLS,
+    CHAT_TOOL_CHOICE,
+    CHAT_CHAT_TEMPLATE_KWARGS,
+    CHAT_MODALITIES,
+    CHAT_FIRST_REFUSED,
+    CHAT_FUNCTIONS = CHAT_FIRST_REFUSED,
+    CHAT_FUNCTION_CALL,
+    CHAT_AUDIO,
+    CHAT_PREDICTION,
+    CHAT_CONTINUE_FINAL_MESSAGE,
+    CHAT_CUSTOM_LOGIT_PROCESSOR,
+    CHAT_LORA_PATH,
+    CHAT_RETURN_HIDDEN_STATES,
+    CHAT_RETURN_ROUTED_EXPERTS,
+    CHAT_REASONING_EFFORT,
+    CHAT_STORE,
+    CHAT_BOOTSTRAP_HOST,
+    CHAT_BOOTSTRAP_PORT,
+    CHAT_BOOTSTRAP_ROOM,
+    CHAT_FIELD_COUNT,
+} chat_field;
+
+static const char *const NAMES[CHAT_FIELD_COUNT] = {
+    [CHAT_MESSAGES] = "messages",
+    [CHAT_INPUT_IDS] = "input_ids",
+    [CHAT_MODEL] = "model",
+    [CHAT_MAX_TOKENS] = "max_tokens",
+    [CHAT_STREAM] = "stream",
+    [CHAT_STREAM_OPTIONS] = "stream_options",
+    [CHAT_LOGPROBS] = "logprobs",
+    [CHAT_TOP_LOGPROBS] = "top_logprobs",
+    [CHAT_RID] = "rid",
+    [CHAT_RETURN_META_INFO] = "return_meta_info",
+    [CHAT_RETURN_TOKEN_IDS] = "return_token_ids",
+    [CHAT_RETURN_PROMPT_TOKEN_IDS] = "return_prompt_token_ids",
+    [CHAT_RETURN_SAMPLING_MASK] = "return_sampling_mask",
+    [CHAT_SAMPLING_LOGPROBS_MODE] = "sampling_logprobs_mode",
+    [CHAT_RESPONSE_FORMAT] = "response_format",
+    [CHAT_TOOLS] = "tools",
+    [CHAT_TOOL_CHOICE] = "tool_choice",
+    [CHAT_CHAT_TEMPLATE_KWARGS] = "chat_template_kwargs",
+    [CHAT_MODALITIES] = "modalities",
+    [CHAT_FUNCTIONS] = "functions",
+    [CHAT_FUNCTION_CALL] = "function_call",
+    [CHAT_AUDIO] = "audio",
+    [CHAT_PREDICTION] = "prediction",
+    [CHAT_CONTINUE_FINAL_MESSAGE] = "continue_final_message",
+    [CHAT_CUSTOM_LOGIT_PROCESSOR] = "custom_logit_processor",
+    [CHAT_LORA_PATH] = "lora_path",
+    [CHAT_RETURN_HIDDEN_STATES] = "return_hidden_states",
+    [CHAT_RETURN_ROUTED_EXPERTS] = "return_routed_experts",
+    [CHAT_REASONING_EFFORT] = "reasoning_effort",
+    [CHAT_STORE] = "store",
+    [CHAT_BOOTSTRAP_HOST] = "bootstrap_host",
+    [CHAT_BOOTSTRAP_PORT] = "bootstrap_port",
+    [CHAT_BOOTSTRAP_ROOM] = "bootstrap_room",
+};
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+typedef enum message_field {
+    MESSAGE_ROLE,
+    MESSAGE_CONTENT,
+    MESSAGE_TOOL_CALLS,
+    MESSAGE_FIELD_COUNT,
+} message_field;
+
+static const char *const MESSAGE_NAMES[MESSAGE_FIELD_COUNT] = {"role", "content", "tool_calls"};
+static const char *const ROLES[] = {"system", "developer", "user", "assistant", "tool"};
+
+/* Messages under construction; the contents of all lie one behind the other. */
+typedef struct message_list {
+    chat_message *messages;
+    size_t *content_starts; /* contents move while they grow */
+    size_t count, capacity;
+    bt_text contents;
+} message_list;
+
+static void message_list_fini(message_list *list) {
+    bt_free(list->messages);
+    bt_free(list->content_starts);
+    bt_text_fini(&list->contents);
+}
+
+static void add_content(message_list *list, const bt_json *string) {
+    char *room = bt_text_reserve(&list->contents, string->bytes);
+    if (room != NULL) list->contents.used += bt_json_string_decode(string, room);
+}
+
+/* One {"type":"text","text":...} part. */
+static bool add_part(api_reader *reader, message_list *list, const bt_json *part) {
+    static const char *const PART_NAMES[] = {"type", "text"};
+    api_fields fields;
+    if (part->kind == BT_JSON_OBJECT) {
+        api_fields_collect(&fields, part, PART_NAMES, 2, reader->failure, NULL, NULL);
+        bool is_text = fields.is_given[0] && bt_json_string_equals(&fields.values[0], "text");
+        if (is_text && fields.is_given[1] && fields.values[1].kind == BT_JSON_STRING) {
+            add_content(list, &fields.values[1]);
+            return true;
+        }
+    }
+    return api_fail(reader->failure, 400, API_ERROR_OPENAI,
+                    "messages: a content part that is not {\"type\":\"text\",\"text\":...}; other "
+                    "parts are not supported.");
+}
+
+static bool read_content(api_reader *reader, message_list *list, const bt_json *content) {
+    bt_json_iter iter;
+    bt_json part;
+    if (content->kind == BT_JSON_STRING) {
+        add_content(list, content);
+        return true;
+    }
+    if (content->kind != BT_JSON_ARRAY)
+        return api_fail(reader->failure, 400, API_ERROR_OPENAI,
+                        "messages: content must be a string or a list of parts, got %s.",
+                        bt_json_kind_name(content->kind));
+    bt_json_iter_init(&iter, content);
+    while (bt_json_next_item(&iter, &part)) {
+        if (!add_part(reader, list, &part)) return false;
+    }
+    return true;
+}
+
+static bool grow_messages(message_list *list) {
+    if (list->count < list->capacity) return true;
+    size_t grown = list->capacity > 0 ? list->capacity * 2 : 16;
+    chat_message *messages = bt_realloc(list->messages, grown * sizeof(*messages));
+    if (messages == NULL) return false;
+    list->messages = messages;
+    size_t *starts = bt_realloc(list->content_starts, grown * sizeof(*starts));
+    if (starts == NULL) return false;
+    list->content_starts = starts;
+    list->capacity = grown;
+    return true;
+}
+
+static bool read_message(api_reader *reader, message_list *list, const bt_json *value) {
+    api_fields fields;
+    const char *role = NULL;
+    if (value->kind != BT_JSON_OBJECT)
+        return api_fail(reader->failure, 400, API_ERROR_OPENAI, "messages must be objects, got %s.",
+                        bt_json_kind_name(value->kind));
+    api_fields_collect(&fields, value, MESSAGE_NAMES, MESSAGE_FIELD_COUNT, reader->failure, NULL,
+                       NULL);
+    for (size_t i = 0; i < BT_ARRAY_COUNT(ROLES) && fields.is_given[MESSAGE_ROLE]; i++) {
+        if (bt_json_string_equals(&fields.values[MESSAGE_ROLE], ROLES[i])) role = ROLES[i];
+    }
+    if (role == NULL)
+        return api_fail(reader->failure, 400, API_ERROR_OPENAI,
+                        "messages: role must be system, developer, user, assistant or tool.");
+    api_refuse_unless_neutral(&fields, MESSAGE_TOOL_CALLS, " in messages yet");
+    if (reader->failure->http_status != 0) return false;
+    if (list->count == MESSAGES_MAX || !grow_messages(list))
+        return api_fail(reader->failure, 400, API_ERROR_OPENAI, "too many messages.");
+    size_t start = list->contents.used;
+    list->content_starts[list->count] = start;
+    if (fields.is_given[MESSAGE_CONTENT] &&
+        !read_content(reader, list, &fields.values[MESSAGE_CONTENT]))
+        return false;
+    list->messages[list->count++] =
+        (chat_message){.role = role, .content_bytes = list->contents.used - start};
+    return true;
+}
+
+static bool encode_messages(api_reader *reader, message_list *list) {
+    bt_error error = {0};
+    if (list->count == 0)
+        return api_fail(reader->failure, 400, API_ERROR_OPENAI, "messages cannot be empty.");
+    if (list->contents.has_failed) return api_prompt_fail(reader, BT_ERR_WORKER_MEMORY);
+    if (!api_prompt_is_short_enough(reader, list->contents.used)) return false;
+    const char *contents = list->contents.bytes != NULL ? list->contents.bytes : "";
+    for (size_t i = 0; i < list->count; i++) {
+        list->messages[i].content = contents + list->content_starts[i];
+    }
+    bt_status status = tokenizer_encode_chat(
+        reader->settings->tokenizer, list->messages, list->count,
+        api_prompt_tokens_max(reader, list->contents.used), &reader->request->prompt, &error);
+    if (status == BT_OK) return true;
+    if (error.text[0] == 0) return api_prompt_fail(reader, status);
+    return api_fail(reader->failure, api_error_http_status(status), API_ERROR_OPENAI, "%s",
+                    error.text);
+}
+
+static bool read_messages(api_reader *reader, const bt_json *value) {
+    message_list list = {0};
+    bt_json_iter iter;
+    bt_json item;
+    if (value->kind != BT_JSON_ARRAY)
+        return api_fail(reader->failure, 400, API_ERROR_OPENAI, "messages must be a list, got %s.",
+                        bt_json_kind_name(value->kind));
+    bt_text_init(&list.contents, API_TEXT_MAX);
+    bt_json_iter_init(&iter, value);
+    bool is_good = true;
+    while (is_good && bt_json_next_item(&iter, &item)) {
+        is_good = read_message(reader, &list, &item);
+    }
+    if (is_good) is_good = encode_messages(reader, &list);
+    message_list_fini(&list);
+    return is_good;
+}
+
+/* ---- the other fields ------------------------------------------------------------------------ */
+
+static void read_stream_options(api_fields *fields, api_request *request) {
+    static const char *const OPTION_NAMES[] = {"include_usage", "continuous_usage_stats"};
+    const bt_json *value = &fields->values[CHAT_STREAM_OPTIONS];
+    api_fields options;
+    if (!fields->is_given[CHAT_STREAM_OPTIONS]) return;
+    if (value->kind != BT_JSON_OBJECT) {
+        (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
+                       "stream_options must be an object, got %s.", bt_json_kind_name(value->kind));
+        return;
+    }
+    api_fields_collect(&options, value, OPTION_NAMES, 2, fields->failure, NULL, NULL);
+    api_get_bool(&options, 0, &request->includes_usage);
+    api_get_bool(&options, 1, &request->continuous_usage);
+}
+
+/* What needs more than the whole reply cannot be streamed; SGLang's sentence. */
+static void refuse_with_stream(api_fields *fields, chat_field field, bool is_on) {
+    const char *name = NAMES[field];
+    if (is_on)
+        (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
+                       "%s is not supported with streaming. Please set stream=false when using "
+                       "%s=true.",
+                       name, name);
+}
+
+static void read_returns(api_fields *fields, api_request *request) {
+    int64_t top_logprobs = 0;
+    api_get_bool(fields, CHAT_STREAM, &request->streams);
+    api_get_bool(fields, CHAT_RETURN_META_INFO, &request->returns_meta);
+    api_get_bool(fields, CHAT_RETURN_TOKEN_IDS, &request->returns_token_ids);
+    api_get_bool(fields, CHAT_RETURN_PROMPT_TOKEN_IDS, &request->returns_prompt_ids);
+    api_get_bool(fields, CHAT_LOGPROBS, &request->wants_logprob);
+    api_get_int(fields, CHAT_TOP_LOGPROBS, &top_logprobs);
+    request->generation.wants_logprob = request->wants_logprob;
+    if (top_logprobs != 0)
+        (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
+                       "top_logprobs=%lld is not supported yet: only 0.", (long long)top_logprobs);
+    if (!request->streams) return;
+    refuse_with_stream(fields, CHAT_RETURN_META_INFO, request->returns_meta);
+    refuse_with_stream(fields, CHAT_RETURN_TOKEN_IDS, request->returns_token_ids);
+    refuse_with_stream(fields, CHAT_RETURN_PROMPT_TOKEN_IDS, request->returns_prompt_ids);
+}
+
+static void refuse_tools(api_fields *fields) {
+    const bt_json *choice = &fields->values[CHAT_TOOL_CHOICE];
+    bool is_off = fields->is_given[CHAT_TOOL_CHOICE] && bt_json_string_equals(choice, "none");
+    bool is_auto = fields->is_given[CHAT_TOOL_CHOICE] && bt_json_string_equals(choice, "auto");
+    if (is_off) return;
+    api_refuse_unless_neutral(fields, CHAT_TOOLS, " yet");
+    if (!is_auto) api_refuse_unless_neutral(fields, CHAT_TOOL_CHOICE, " yet");
+}
+
+/* {"type":"text"} is what comes out anyway. */
+static void refuse_response_format(api_fields *fields) {
+    static const char *const TYPE[] = {"type"};
+    const bt_json *value = &fields->values[CHAT_RESPONSE_FORMAT];
+    api_fields format;
+    if (!fields->is_given[CHAT_RESPONSE_FORMAT]) return;
+    if (value->kind == BT_JSON_OBJECT) {
+        api_fields_collect(&format, value, TYPE, 1, fields->failure, NULL, NULL);
+        if (format.is_given[0] && bt_json_string_equals(&format.values[0], "text")) return;
+    }
+    api_refuse_unless_neutral(fields, CHAT_RESPONSE_FORMAT, " yet, but for {\"type\":\"text\"}");
+}
+
+static void refuse_others(api_fields *fields) {
+    static const char *const THINKING[] = {"enable_thinking"};
+    const bt_json *kwargs = &fields->values[CHAT_CHAT_TEMPLATE_KWARGS];
+    const bt_json *modalities = &fields->values[CHAT_MODALITIES];
+    bt_json_iter iter;
+    bt_json item;
+    api_fields inner;
+    refuse_tools(fields);
+    refuse_response_format(fields);
+    if (fields->is_given[CHAT_MODALITIES] && modalities->kind == BT_JSON_ARRAY) {
+        bt_json_iter_init(&iter, modalities);
+        while (bt_json_next_item(&iter, &item)) {
+            if (!bt_json_string_equals(&item, "text"))
+                (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
+                               "modalities other than text are not supported.");
+        }
+    }
+    if (fields->is_given[CHAT_CHAT_TEMPLATE_KWARGS] && kwargs->kind == BT_JSON_OBJECT) {
+        api_fields_collect(&inner, kwargs, THINKING, 1, fields->failure, NULL, NULL);
+        bool is_on = inner.is_given[0] && inner.values[0].kind == BT_JSON_TRUE;
+        if (!is_on)
+            api_refuse_unless_neutral(fields, CHAT_CHAT_TEMPLATE_KWARGS, " for this template");
+    }
+    for (size_t field = CHAT_FIRST_REFUSED; field < CHAT_FIELD_COUNT; field++) {
+        if (field == CHAT_REASONING_EFFORT && bt_json_string_equals(&fields->values[field], "none"))
+            continue;
+        api_refuse_unless_neutral(fields, field, " yet");
+    }
+}
+
+/* max_tokens is the old name of max_completion_tokens. */
+static void read_length(api_fields *fields, api_fields *parameters) {
+    bool is_open = !parameters->is_given[SAMPLING_MAX_NEW_TOKENS];
+    int64_t tokens = 1;
+    parameters->is_null[SAMPLING_MAX_NEW_TOKENS] = false;
+    api_get_int(parameters, SAMPLING_MAX_NEW_TOKENS, &tokens);
+    if (is_open && fields->is_given[CHAT_MAX_TOKENS]) {
+        api_get_int(fields, CHAT_MAX_TOKENS, &tokens);
+        parameters->values[SAMPLING_MAX_NEW_TOKENS] = fields->values[CHAT_MAX_TOKENS];
+        parameters->is_given[SAMPLING_MAX_NEW_TOKENS] = true;
+    }
+    if (tokens < 1)
+        (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
+                       "max_tokens must be at least 1, got %lld.", (long long)tokens);
+}
+
+static void read_model_name(const api_reader *reader, api_fields *fields) {
+    char *model = reader->request->model;
+    model[0] = 0;
+    api_get_string(fields, CHAT_MODEL, model, API_NAME_MAX);
+    if (model[0] == 0) memcpy(model, reader->settings->model_name, API_NAME_MAX);
+}
+
+static void read_prompt(api_reader *reader, const api_fields *fields) {
+    if (fields->is_given[CHAT_INPUT_IDS]) {
+        (void)api_prompt_from_ids(reader, &fields->values[CHAT_INPUT_IDS]);
+    } else if (fields->is_given[CHAT_MESSAGES]) {
+        (void)read_messages(reader, &fields->values[CHAT_MESSAGES]);
+    } else {
+        (void)api_fail(reader->failure, 400, API_ERROR_OPENAI, "messages is required.");
+    }
+}
+
+void api_chat_read(api_reader *reader, const bt_json *root) {
+    api_request *request = reader->request;
+    api_fields fields, parameters;
+    api_sampling sampling = {.is_open_ended = true};
+    api_fields_collect(&fields, root, NAMES, CHAT_FIELD_COUNT, reader->failure, NULL, NULL);
+    api_fields_collect(&parameters, root, SAMPLING_CHAT_NAMES, SAMPLING_FIELD_COUNT,
+                       reader->failure, NULL, NULL);
+    read_model_name(reader, &fields);
+    read_returns(&fields, request);
+    read_stream_options(&fields, request);
+    refuse_others(&fields);
+    api_rid_read(&fields, CHAT_RID, request);
+    request->generation.mask_mode =
+        api_mask_mode_read(&fields, CHAT_RETURN_SAMPLING_MASK, CHAT_SAMPLING_LOGPROBS_MODE);
+    read_length(&fields, &parameters);
+    api_sampling_read(&parameters, reader->model, request, &sampling);
+    if (request->generation.mask_mode != API_MASK_OFF)
+        api_sampling_admit_mask(reader->settings, &sampling, reader->failure);
+    /* Without meta_info there is nowhere to return masks, so nothing pays for them. */
+    if (!request->returns_meta) request->generation.mask_mode = API_MASK_OFF;
+    if (reader->failure->http_status != 0) return;
+    read_prompt(reader, &fields);
+    if (reader->failure->http_status != 0) return;
+    api_sampling_fit_context(reader->model, &sampling, request, reader->failure);
+}

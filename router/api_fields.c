@@ -1,0 +1,127 @@
+#include "router/api_fields.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+
+bool api_fail(api_failure *failure, int http_status, api_error_shape shape, const char *format,
+              ...) {
+    if (failure->http_status != 0) return false;
+    failure->http_status = http_status;
+    failure->shape = shape;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(failure->text, sizeof(failure->text), format, arguments);
+    va_end(arguments);
+    return false;
+}
+
+static size_t find_name(const char *const *names, size_t count, const bt_json *key) {
+    for (size_t i = 0; i < count; i++) {
+        if (bt_json_string_equals(key, names[i])) return i;
+    }
+    return count;
+}
+
+void api_fields_collect(api_fields *fields, const bt_json *object, const char *const *names,
+                        size_t count, api_failure *failure,
+                        void (*unknown_name)(void *context, const bt_json *key), void *context) {
+    bt_json_iter iter;
+    bt_json key, value;
+    BT_ASSERT(count <= API_FIELDS_MAX);
+    memset(fields, 0, sizeof(*fields));
+    fields->names = names;
+    fields->count = count;
+    fields->failure = failure;
+    bt_json_iter_init(&iter, object);
+    while (bt_json_next_field(&iter, &key, &value)) {
+        size_t field = find_name(names, count, &key);
+        if (field == count) {
+            if (unknown_name != NULL) unknown_name(context, &key);
+            continue;
+        }
+        fields->values[field] = value;
+        fields->is_null[field] = value.kind == BT_JSON_NULL;
+        fields->is_given[field] = value.kind != BT_JSON_NULL;
+    }
+}
+
+/* false: absent, or something failed before. */
+static bool is_readable(const api_fields *fields, size_t field) {
+    return fields->failure->http_status == 0 && fields->is_given[field];
+}
+
+static void fail_type(api_fields *fields, size_t field, const char *expected) {
+    const bt_json *value = &fields->values[field];
+    bool is_list = value->kind == BT_JSON_ARRAY;
+    (void)api_fail(fields->failure, 400, API_ERROR_SCHEMA, "%s must be %s, got %s%s.",
+                   fields->names[field], expected, bt_json_kind_name(value->kind),
+                   is_list ? " (list inputs are not supported yet)" : "");
+}
+
+void api_get_bool(api_fields *fields, size_t field, bool *out) {
+    if (!is_readable(fields, field)) return;
+    bt_json_kind kind = fields->values[field].kind;
+    if (kind == BT_JSON_TRUE || kind == BT_JSON_FALSE) {
+        *out = kind == BT_JSON_TRUE;
+    } else {
+        fail_type(fields, field, "a boolean");
+    }
+}
+
+void api_get_int(api_fields *fields, size_t field, int64_t *out) {
+    if (!is_readable(fields, field)) return;
+    if (!bt_json_get_int64(&fields->values[field], true, out))
+        fail_type(fields, field, "an integer of 64 bits");
+}
+
+void api_get_number(api_fields *fields, size_t field, double *out) {
+    if (!is_readable(fields, field)) return;
+    if (!bt_json_get_double(&fields->values[field], out)) fail_type(fields, field, "a number");
+}
+
+void api_get_string(api_fields *fields, size_t field, char *out, size_t capacity) {
+    if (!is_readable(fields, field)) return;
+    const bt_json *value = &fields->values[field];
+    char decoded[2048];
+    if (value->kind != BT_JSON_STRING) {
+        fail_type(fields, field, "a string");
+        return;
+    }
+    size_t bytes =
+        value->bytes <= sizeof(decoded) ? bt_json_string_decode(value, decoded) : sizeof(decoded);
+    if (bytes >= capacity) {
+        (void)api_fail(fields->failure, 400, API_ERROR_SCHEMA, "%s is longer than %zu bytes.",
+                       fields->names[field], capacity - 1);
+    } else if (memchr(decoded, 0, bytes) != NULL) {
+        (void)api_fail(fields->failure, 400, API_ERROR_SCHEMA, "%s holds a NUL character.",
+                       fields->names[field]);
+    } else {
+        memcpy(out, decoded, bytes);
+        out[bytes] = 0;
+    }
+}
+
+static bool is_neutral(const bt_json *value) {
+    double number;
+    bt_json_iter iter;
+    bt_json item;
+    switch (value->kind) {
+    case BT_JSON_NULL:
+    case BT_JSON_FALSE: return true;
+    case BT_JSON_TRUE: return false;
+    case BT_JSON_NUMBER: return bt_json_get_double(value, &number) && number == 0;
+    case BT_JSON_STRING: return value->bytes == 2;
+    case BT_JSON_ARRAY:
+    case BT_JSON_OBJECT: bt_json_iter_init(&iter, value); return !bt_json_next_item(&iter, &item);
+    }
+    return false;
+}
+
+void api_refuse_unless_neutral(api_fields *fields, size_t field, const char *why) {
+    if (!is_readable(fields, field) || is_neutral(&fields->values[field])) return;
+    (void)api_fail(fields->failure, 400, API_ERROR_GENERATE, "%s is not supported%s.",
+                   fields->names[field], why);
+}

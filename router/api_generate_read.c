@@ -1,0 +1,152 @@
+/* The body of /generate. Unknown top-level fields are ignored: load generators send fields meant
+ * for other servers. Unknown sampling parameters are refused: ignoring one would change the
+ * sampling. */
+#include "router/api_request_internal.h"
+
+typedef enum generate_field {
+    GENERATE_TEXT,
+    GENERATE_INPUT_IDS,
+    GENERATE_SAMPLING_PARAMS,
+    GENERATE_STREAM,
+    GENERATE_RETURN_LOGPROB,
+    GENERATE_LOGPROB_START_LEN,
+    GENERATE_TOP_LOGPROBS_NUM,
+    GENERATE_TOKEN_IDS_LOGPROB,
+    GENERATE_RETURN_TEXT_IN_LOGPROBS,
+    GENERATE_RETURN_SAMPLING_MASK,
+    GENERATE_SAMPLING_LOGPROBS_MODE,
+    GENERATE_RID,
+    GENERATE_RETURN_PROMPT_TOKEN_IDS,
+    GENERATE_FIRST_REFUSED,
+    GENERATE_INPUT_EMBEDS = GENERATE_FIRST_REFUSED,
+    GENERATE_IMAGE_DATA,
+    GENERATE_AUDIO_DATA,
+    GENERATE_VIDEO_DATA,
+    GENERATE_RETURN_HIDDEN_STATES,
+    GENERATE_RETURN_ROUTED_EXPERTS,
+    GENERATE_RETURN_OUTPUTS_VIA_STORE,
+    GENERATE_CUSTOM_LOGIT_PROCESSOR,
+    GENERATE_LORA_PATH,
+    GENERATE_LORA_ID,
+    GENERATE_SESSION_PARAMS,
+    GENERATE_BOOTSTRAP_HOST,
+    GENERATE_BOOTSTRAP_PORT,
+    GENERATE_BOOTSTRAP_ROOM,
+    GENERATE_DISAGG_PREFILL_DP_RANK,
+    GENERATE_FIELD_COUNT,
+} generate_field;
+
+static const char *const NAMES[GENERATE_FIELD_COUNT] = {
+    [GENERATE_TEXT] = "text",
+    [GENERATE_INPUT_IDS] = "input_ids",
+    [GENERATE_SAMPLING_PARAMS] = "sampling_params",
+    [GENERATE_STREAM] = "stream",
+    [GENERATE_RETURN_LOGPROB] = "return_logprob",
+    [GENERATE_LOGPROB_START_LEN] = "logprob_start_len",
+    [GENERATE_TOP_LOGPROBS_NUM] = "top_logprobs_num",
+    [GENERATE_TOKEN_IDS_LOGPROB] = "token_ids_logprob",
+    [GENERATE_RETURN_TEXT_IN_LOGPROBS] = "return_text_in_logprobs",
+    [GENERATE_RETURN_SAMPLING_MASK] = "return_sampling_mask",
+    [GENERATE_SAMPLING_LOGPROBS_MODE] = "sampling_logprobs_mode",
+    [GENERATE_RID] = "rid",
+    [GENERATE_RETURN_PROMPT_TOKEN_IDS] = "return_prompt_token_ids",
+    [GENERATE_INPUT_EMBEDS] = "input_embeds",
+    [GENERATE_IMAGE_DATA] = "image_data",
+    [GENERATE_AUDIO_DATA] = "audio_data",
+    [GENERATE_VIDEO_DATA] = "video_data",
+    [GENERATE_RETURN_HIDDEN_STATES] = "return_hidden_states",
+    [GENERATE_RETURN_ROUTED_EXPERTS] = "return_routed_experts",
+    [GENERATE_RETURN_OUTPUTS_VIA_STORE] = "return_outputs_via_store",
+    [GENERATE_CUSTOM_LOGIT_PROCESSOR] = "custom_logit_processor",
+    [GENERATE_LORA_PATH] = "lora_path",
+    [GENERATE_LORA_ID] = "lora_id",
+    [GENERATE_SESSION_PARAMS] = "session_params",
+    [GENERATE_BOOTSTRAP_HOST] = "bootstrap_host",
+    [GENERATE_BOOTSTRAP_PORT] = "bootstrap_port",
+    [GENERATE_BOOTSTRAP_ROOM] = "bootstrap_room",
+    [GENERATE_DISAGG_PREFILL_DP_RANK] = "disagg_prefill_dp_rank",
+};
+
+static void refuse_sampling_key(void *context, const bt_json *key) {
+    api_failure *failure = context;
+    int bytes = key->bytes < 80 ? (int)key->bytes - 2 : 78;
+    (void)api_fail(failure, 400, API_ERROR_GENERATE, "Unexpected sampling parameter '%.*s'.", bytes,
+                   key->text + 1);
+}
+
+static void read_sampling(api_reader *reader, const api_fields *fields, api_sampling *sampling) {
+    static const bt_json EMPTY = {BT_JSON_OBJECT, "{}", 2};
+    const bt_json *object = &EMPTY;
+    api_fields parameters;
+    if (fields->is_given[GENERATE_SAMPLING_PARAMS])
+        object = &fields->values[GENERATE_SAMPLING_PARAMS];
+    if (object->kind != BT_JSON_OBJECT) {
+        (void)api_fail(reader->failure, 400, API_ERROR_SCHEMA,
+                       "sampling_params must be an object, got %s.",
+                       bt_json_kind_name(object->kind));
+        return;
+    }
+    api_fields_collect(&parameters, object, SAMPLING_NAMES, SAMPLING_FIELD_COUNT, reader->failure,
+                       refuse_sampling_key, reader->failure);
+    api_sampling_read(&parameters, reader->model, reader->request, sampling);
+}
+
+/* Log-probabilities of the prompt and of other tokens than the drawn one. Without return_logprob
+ * these fields mean nothing. */
+static void refuse_other_logprobs(api_fields *fields) {
+    int64_t start = -1;
+    api_get_int(fields, GENERATE_LOGPROB_START_LEN, &start);
+    if (start != -1)
+        (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
+                       "logprob_start_len=%lld is not supported yet: only -1.", (long long)start);
+    api_refuse_unless_neutral(fields, GENERATE_TOP_LOGPROBS_NUM, " yet");
+    api_refuse_unless_neutral(fields, GENERATE_TOKEN_IDS_LOGPROB, " yet");
+}
+
+static void read_flags(api_reader *reader, api_fields *fields) {
+    api_request *request = reader->request;
+    api_get_bool(fields, GENERATE_STREAM, &request->streams);
+    api_get_bool(fields, GENERATE_RETURN_LOGPROB, &request->wants_logprob);
+    api_get_bool(fields, GENERATE_RETURN_TEXT_IN_LOGPROBS, &request->wants_logprob_text);
+    api_get_bool(fields, GENERATE_RETURN_PROMPT_TOKEN_IDS, &request->returns_prompt_ids);
+    request->generation.mask_mode =
+        api_mask_mode_read(fields, GENERATE_RETURN_SAMPLING_MASK, GENERATE_SAMPLING_LOGPROBS_MODE);
+    request->generation.wants_logprob = request->wants_logprob;
+    if (request->wants_logprob) refuse_other_logprobs(fields);
+    for (size_t field = GENERATE_FIRST_REFUSED; field < GENERATE_FIELD_COUNT; field++) {
+        api_refuse_unless_neutral(fields, field, "");
+    }
+    api_rid_read(fields, GENERATE_RID, request);
+}
+
+static void read_prompt(api_reader *reader, const api_fields *fields) {
+    bool has_text = fields->is_given[GENERATE_TEXT];
+    bool has_ids = fields->is_given[GENERATE_INPUT_IDS];
+    const bt_json *text = &fields->values[GENERATE_TEXT];
+    if (has_text == has_ids) {
+        (void)api_fail(reader->failure, 400, API_ERROR_SCHEMA,
+                       "Exactly one of text and input_ids must be given.");
+    } else if (has_ids) {
+        (void)api_prompt_from_ids(reader, &fields->values[GENERATE_INPUT_IDS]);
+    } else if (text->kind != BT_JSON_STRING) {
+        (void)api_fail(reader->failure, 400, API_ERROR_SCHEMA, "text must be a string, got %s%s.",
+                       bt_json_kind_name(text->kind),
+                       text->kind == BT_JSON_ARRAY ? "; list inputs are not supported yet" : "");
+    } else {
+        (void)api_prompt_from_text(reader, text);
+    }
+}
+
+void api_generate_read(api_reader *reader, const bt_json *root) {
+    api_fields fields;
+    api_sampling sampling = {.max_new_tokens = API_MAX_NEW_DEFAULT};
+    api_fields_collect(&fields, root, NAMES, GENERATE_FIELD_COUNT, reader->failure, NULL, NULL);
+    read_flags(reader, &fields);
+    read_sampling(reader, &fields, &sampling);
+    if (reader->request->generation.mask_mode != API_MASK_OFF)
+        api_sampling_admit_mask(reader->settings, &sampling, reader->failure);
+    if (reader->failure->http_status != 0) return;
+    read_prompt(reader, &fields);
+    if (reader->failure->http_status != 0) return;
+    api_sampling_fit_context(reader->model, &sampling, reader->request, reader->failure);
+}

@@ -1,0 +1,148 @@
+/* Ends common to all requests: the body, prompts, what is checked after tokenizing. */
+#include "router/api_request.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "router/api_request_internal.h"
+#include "router/random_id.h"
+
+enum { WHOLE_COUNT_BYTES = 1 << 20 /* longer texts are not tokenized only to tell their length */ };
+
+void api_request_fini(api_request *request) {
+    token_list_fini(&request->prompt);
+    stop_set_destroy(request->stops);
+    for (uint32_t i = 0; i < request->stop_count; i++) {
+        bt_free(request->stop_texts[i]);
+    }
+    bt_free(request->stop_texts);
+    bt_free(request->stop_bytes);
+    memset(request, 0, sizeof(*request));
+}
+
+static bool fail_too_long(const api_reader *reader, uint64_t tokens, bool is_more) {
+    return api_fail(reader->failure, 400, API_ERROR_GENERATE,
+                    "The input (%s%llu tokens) is longer than the model's context length (%u "
+                    "tokens).",
+                    is_more ? "more than " : "", (unsigned long long)tokens,
+                    reader->model->context_tokens);
+}
+
+bool api_prompt_fail(const api_reader *reader, bt_status status) {
+    if (status == BT_ERR_CALLER_LIMIT)
+        return fail_too_long(reader, reader->model->context_tokens, true);
+    return api_fail(reader->failure, api_error_http_status(status), API_ERROR_GENERATE,
+                    "the prompt cannot be tokenized: %s", bt_status_string(status));
+}
+
+bool api_prompt_is_short_enough(const api_reader *reader, size_t bytes) {
+    uint64_t token_bytes = tokenizer_token_bytes_max(reader->settings->tokenizer);
+    uint64_t tokens = token_bytes > 0 ? bytes / token_bytes : bytes;
+    if (tokens <= reader->model->context_tokens) return true;
+    return fail_too_long(reader, tokens, true);
+}
+
+uint32_t api_prompt_tokens_max(const api_reader *reader, size_t bytes) {
+    return bytes <= WHOLE_COUNT_BYTES ? 0 : reader->model->context_tokens;
+}
+
+bool api_prompt_from_text(api_reader *reader, const bt_json *value) {
+    const tokenizer *t = reader->settings->tokenizer;
+    if (!api_prompt_is_short_enough(reader, value->bytes)) return false;
+    char *text = bt_malloc(value->bytes);
+    if (text == NULL) return api_prompt_fail(reader, BT_ERR_WORKER_MEMORY);
+    size_t bytes = bt_json_string_decode(value, text);
+    const tokenizer_encode_options options = {.adds_special = true,
+                                              .parses_special = true,
+                                              .tokens_max = api_prompt_tokens_max(reader, bytes)};
+    bt_status status = tokenizer_encode(t, text, bytes, options, &reader->request->prompt);
+    bt_free(text);
+    if (status != BT_OK) return api_prompt_fail(reader, status);
+    if (reader->request->prompt.count == 0)
+        return api_fail(reader->failure, 400, API_ERROR_GENERATE, "The prompt is empty.");
+    return true;
+}
+
+bool api_prompt_from_ids(api_reader *reader, const bt_json *value) {
+    token_list *prompt = &reader->request->prompt;
+    uint32_t vocab = reader->model->vocab_size;
+    bt_json_iter iter;
+    bt_json item;
+    if (value->kind != BT_JSON_ARRAY)
+        return api_fail(reader->failure, 400, API_ERROR_SCHEMA,
+                        "input_ids must be a list of token ids, got %s.",
+                        bt_json_kind_name(value->kind));
+    uint64_t count = 0;
+    bt_json_iter_init(&iter, value);
+    while (bt_json_next_item(&iter, &item)) {
+        int64_t id;
+        if (item.kind == BT_JSON_ARRAY)
+            return api_fail(reader->failure, 400, API_ERROR_SCHEMA,
+                            "input_ids must be one list of token ids; list inputs are not "
+                            "supported yet.");
+        if (!bt_json_get_int64(&item, false, &id) || id < 0 || id >= (int64_t)vocab)
+            return api_fail(reader->failure, 400, API_ERROR_SCHEMA,
+                            "input_ids[%llu] must be a token id in [0, %lld], got %.*s.",
+                            (unsigned long long)count, (long long)vocab - 1,
+                            (int)(item.bytes < 40 ? item.bytes : 40), item.text);
+        count++;
+        /* Behind the context the ids are only counted, for the sentence. */
+        if (count > reader->model->context_tokens) continue;
+        if (token_list_append(prompt, (int32_t)id) != BT_OK)
+            return api_prompt_fail(reader, BT_ERR_WORKER_MEMORY);
+    }
+    if (count == 0)
+        return api_fail(reader->failure, 400, API_ERROR_GENERATE, "input_ids cannot be empty.");
+    if (count > reader->model->context_tokens) return fail_too_long(reader, count, false);
+    return true;
+}
+
+void api_rid_read(api_fields *fields, size_t field, api_request *request) {
+    request->rid[0] = 0;
+    api_get_string(fields, field, request->rid, sizeof(request->rid));
+    request->has_own_rid = request->rid[0] != 0;
+    if (!request->has_own_rid) random_id(request->rid);
+}
+
+uint32_t api_mask_mode_read(api_fields *fields, size_t flag, size_t mode) {
+    bool is_on = false;
+    char name[16] = "selected";
+    api_get_bool(fields, flag, &is_on);
+    api_get_string(fields, mode, name, sizeof(name));
+    bool is_support = strcmp(name, "support") == 0;
+    if (!is_support && strcmp(name, "selected") != 0)
+        (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
+                       "sampling_logprobs_mode must be 'selected' or 'support', got '%s'.", name);
+    if (!is_on) return API_MASK_OFF;
+    return is_support ? API_MASK_SUPPORT : API_MASK_SELECTED;
+}
+
+bool api_request_read(api_kind kind, const char *body, size_t bytes, const api_settings *settings,
+                      const api_model *model, api_request *out, api_failure *failure_out) {
+    bt_json root;
+    bt_error error;
+    api_reader reader = {settings, model, out, failure_out};
+    memset(out, 0, sizeof(*out));
+    memset(failure_out, 0, sizeof(*failure_out));
+    out->kind = kind;
+    out->skips_special = true;
+    out->stream_interval = settings->stream_interval;
+    out->generation.vocab_limit = tokenizer_vocab_count(settings->tokenizer);
+    if (bt_json_parse(body, bytes, &root, &error) != BT_OK) {
+        (void)api_fail(failure_out, 400, API_ERROR_SCHEMA, "%s", error.text);
+    } else if (root.kind != BT_JSON_OBJECT) {
+        (void)api_fail(failure_out, 400, API_ERROR_SCHEMA,
+                       "the body must be a JSON object, got %s.", bt_json_kind_name(root.kind));
+    } else if (!model->is_known) {
+        (void)api_fail(failure_out, 503, API_ERROR_OPENAI,
+                       "no prefill and decode worker has joined yet");
+    } else if (kind == API_GENERATE) {
+        api_generate_read(&reader, &root);
+    } else {
+        api_chat_read(&reader, &root);
+    }
+    if (failure_out->http_status == 0) return true;
+    if (kind == API_CHAT) failure_out->shape = API_ERROR_OPENAI;
+    api_request_fini(out);
+    return false;
+}

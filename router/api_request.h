@@ -1,0 +1,98 @@
+/* What a client asked for: the body of POST /generate or /v1/chat/completions, read, checked
+ * against the model, and tokenized. Pure but for the entropy of seeds and ids; runs on the
+ * tokenizer threads.
+ *
+ * An api_request owns everything it points to. What cannot be served is an api_failure: the HTTP
+ * status, the shape of its body and one sentence. */
+#ifndef BT_ROUTER_API_REQUEST_H
+#define BT_ROUTER_API_REQUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/json_writer.h"
+#include "base/status.h"
+#include "proto/message.h"
+#include "router/api_errors.h"
+#include "router/stop_strings.h"
+#include "router/tokenizer.h"
+
+enum {
+    API_NAME_MAX = 256,        /* bytes of a model name */
+    API_RID_MAX = 256,         /* bytes of a request id */
+    API_MAX_NEW_DEFAULT = 128, /* /generate without max_new_tokens */
+    API_TEXT_MAX = 1 << 30,    /* of any one growing text */
+};
+
+/* sampler_mask_mode's numbers, as the wire has them. */
+typedef enum api_mask_mode {
+    API_MASK_OFF = 0,
+    API_MASK_SELECTED = 1,
+    API_MASK_SUPPORT = 2,
+} api_mask_mode;
+
+typedef enum api_kind {
+    API_GENERATE,
+    API_CHAT,
+} api_kind;
+
+/* Of the program; immutable. */
+typedef struct api_settings {
+    const tokenizer *tokenizer;
+    uint32_t mask_max_tokens; /* --sampling-mask-max-tokens */
+    uint32_t context_max;     /* --context-length, 0 = the model's */
+    uint32_t stream_interval; /* --stream-interval, >= 1 */
+    bool is_incremental;      /* --incremental-streaming-output */
+    char model_name[API_NAME_MAX];
+    char model_path[PROTO_TEXT_MAX];
+} api_settings;
+
+/* Of the cluster at this moment. */
+typedef struct api_model {
+    bool is_known; /* false until the first workers told what they serve */
+    uint32_t vocab_size;
+    uint32_t context_tokens; /* already bounded by context_max */
+    uint32_t eos_count;
+    int32_t eos_ids[PROTO_STOP_IDS_MAX]; /* the worker's card and the tokenizer's, united */
+} api_model;
+
+typedef struct api_failure {
+    int http_status;
+    api_error_shape shape;
+    char text[PROTO_TEXT_MAX];
+} api_failure;
+
+typedef struct api_request {
+    api_kind kind;
+    token_list prompt;
+    proto_generation generation; /* stop_ids: EOS and stop_token_ids; none with ignore_eos */
+    stop_set *stops;
+    char **stop_texts; /* [stop_count], what finish_reason.matched says */
+    size_t *stop_bytes;
+    uint32_t stop_count;
+    char rid[API_RID_MAX + 1];
+    bool has_own_rid; /* given by the client: must be unique while it runs */
+    bool streams;
+    bool wants_logprob;
+    bool wants_logprob_text;
+    bool skips_special;
+    bool keeps_stop; /* no_stop_trim */
+    bool returns_prompt_ids;
+    uint32_t stream_interval;
+    /* Chat only. */
+    char model[API_NAME_MAX]; /* echoed */
+    bool returns_meta;
+    bool returns_token_ids;
+    bool includes_usage;
+    bool continuous_usage;
+} api_request;
+
+/* Reads `body` [bytes]. false: *failure_out says why. On success *out is filled and owned by the
+ * caller, who ends it with api_request_fini. */
+BT_MUST_CHECK bool api_request_read(api_kind kind, const char *body, size_t bytes,
+                                    const api_settings *settings, const api_model *model,
+                                    api_request *out, api_failure *failure_out);
+void api_request_fini(api_request *request);
+
+#endif

@@ -1,0 +1,31 @@
+/* Shared by api_request.c, api_generate_read.c and api_chat_read.c. */
+#ifndef BT_ROUTER_API_REQUEST_INTERNAL_H
+#define BT_ROUTER_API_REQUEST_INTERNAL_H
+
+#include "router/api_fields.h"
+#include "router/api_sampling.h"
+
+typedef struct api_reader {
+    const api_settings *settings;
+    const api_model *model;
+    api_request *request;
+    api_failure *failure;
+} api_reader;
+
+void api_generate_read(api_reader *reader, const bt_json *root);
+void api_chat_read(api_reader *reader, const bt_json *root);
+
+/* Fill request->prompt. false: reader->failure says why. */
+bool api_prompt_from_text(api_reader *reader, const bt_json *value);
+bool api_prompt_from_ids(api_reader *reader, const bt_json *value);
+/* No token is shorter than a byte: a text that can never fit is refused before it is tokenized. */
+bool api_prompt_is_short_enough(const api_reader *reader, size_t bytes);
+/* tokens_max for the tokenizer. */
+uint32_t api_prompt_tokens_max(const api_reader *reader, size_t bytes);
+bool api_prompt_fail(const api_reader *reader, bt_status status);
+
+void api_rid_read(api_fields *fields, size_t field, api_request *request);
+/* return_sampling_mask and sampling_logprobs_mode. */
+uint32_t api_mask_mode_read(api_fields *fields, size_t flag, size_t mode);
+
+#endif

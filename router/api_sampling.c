@@ -1,0 +1,326 @@
+#include "router/api_sampling.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "router/random_id.h"
+
+enum { TOP_K_ALL = 1 << 30 }; /* SGLang's "no top-k"; a literal one means the same */
+
+static const double GREEDY_BELOW = 1e-6;
+
+const char *const SAMPLING_NAMES[SAMPLING_FIELD_COUNT] = {
+    [SAMPLING_MAX_NEW_TOKENS] = "max_new_tokens",
+    [SAMPLING_MIN_NEW_TOKENS] = "min_new_tokens",
+    [SAMPLING_TEMPERATURE] = "temperature",
+    [SAMPLING_TOP_P] = "top_p",
+    [SAMPLING_TOP_K] = "top_k",
+    [SAMPLING_MIN_P] = "min_p",
+    [SAMPLING_FREQUENCY_PENALTY] = "frequency_penalty",
+    [SAMPLING_PRESENCE_PENALTY] = "presence_penalty",
+    [SAMPLING_REPETITION_PENALTY] = "repetition_penalty",
+    [SAMPLING_N] = "n",
+    [SAMPLING_STOP] = "stop",
+    [SAMPLING_STOP_TOKEN_IDS] = "stop_token_ids",
+    [SAMPLING_STOP_REGEX] = "stop_regex",
+    [SAMPLING_REGEX] = "regex",
+    [SAMPLING_JSON_SCHEMA] = "json_schema",
+    [SAMPLING_EBNF] = "ebnf",
+    [SAMPLING_STRUCTURAL_TAG] = "structural_tag",
+    [SAMPLING_IGNORE_EOS] = "ignore_eos",
+    [SAMPLING_SKIP_SPECIAL_TOKENS] = "skip_special_tokens",
+    [SAMPLING_SPACES_BETWEEN_SPECIAL_TOKENS] = "spaces_between_special_tokens",
+    [SAMPLING_NO_STOP_TRIM] = "no_stop_trim",
+    [SAMPLING_LOGIT_BIAS] = "logit_bias",
+    [SAMPLING_SEED] = "sampling_seed",
+    [SAMPLING_STREAM_INTERVAL] = "stream_interval",
+    [SAMPLING_CUSTOM_PARAMS] = "custom_params",
+};
+
+const char *const SAMPLING_CHAT_NAMES[SAMPLING_FIELD_COUNT] = {
+    [SAMPLING_MAX_NEW_TOKENS] = "max_completion_tokens",
+    [SAMPLING_MIN_NEW_TOKENS] = "min_tokens",
+    [SAMPLING_TEMPERATURE] = "temperature",
+    [SAMPLING_TOP_P] = "top_p",
+    [SAMPLING_TOP_K] = "top_k",
+    [SAMPLING_MIN_P] = "min_p",
+    [SAMPLING_FREQUENCY_PENALTY] = "frequency_penalty",
+    [SAMPLING_PRESENCE_PENALTY] = "presence_penalty",
+    [SAMPLING_REPETITION_PENALTY] = "repetition_penalty",
+    [SAMPLING_N] = "n",
+    [SAMPLING_STOP] = "stop",
+    [SAMPLING_STOP_TOKEN_IDS] = "stop_token_ids",
+    [SAMPLING_STOP_REGEX] = "stop_regex",
+    [SAMPLING_REGEX] = "regex",
+    [SAMPLING_JSON_SCHEMA] = "json_schema",
+    [SAMPLING_EBNF] = "ebnf",
+    [SAMPLING_STRUCTURAL_TAG] = "structural_tag",
+    [SAMPLING_IGNORE_EOS] = "ignore_eos",
+    [SAMPLING_SKIP_SPECIAL_TOKENS] = "skip_special_tokens",
+    [SAMPLING_SPACES_BETWEEN_SPECIAL_TOKENS] = "spaces_between_special_tokens",
+    [SAMPLING_NO_STOP_TRIM] = "no_stop_trim",
+    [SAMPLING_LOGIT_BIAS] = "logit_bias",
+    [SAMPLING_SEED] = "seed",
+    [SAMPLING_STREAM_INTERVAL] = "stream_interval",
+    [SAMPLING_CUSTOM_PARAMS] = "custom_params",
+};
+
+/* "NAME must be RULE, got X.", X as the client wrote it. */
+static void fail_value(api_fields *fields, size_t field, const char *rule) {
+    const bt_json *value = &fields->values[field];
+    int bytes = value->bytes < 64 ? (int)value->bytes : 64;
+    (void)api_fail(fields->failure, 400, API_ERROR_GENERATE, "%s must be %s, got %.*s.",
+                   fields->names[field], rule, bytes, value->text);
+}
+
+static void fail_unsupported(api_fields *fields, size_t field) {
+    const bt_json *value = &fields->values[field];
+    int bytes = value->bytes < 64 ? (int)value->bytes : 64;
+    (void)api_fail(fields->failure, 400, API_ERROR_GENERATE, "%s=%.*s is not supported yet.",
+                   fields->names[field], bytes, value->text);
+}
+
+/* Parameters that are checked but not built: anything but `neutral` is refused by name. */
+static void refuse_number(api_fields *fields, size_t field, double low, double high,
+                          const char *rule, double neutral) {
+    double value = neutral;
+    api_get_number(fields, field, &value);
+    if (fields->failure->http_status != 0 || !fields->is_given[field]) return;
+    if (!(value >= low && value <= high)) {
+        fail_value(fields, field, rule);
+    } else if (value != neutral) {
+        fail_unsupported(fields, field);
+    }
+}
+
+static void read_unsupported(api_fields *fields) {
+    static const size_t GRAMMARS[] = {SAMPLING_REGEX, SAMPLING_JSON_SCHEMA, SAMPLING_EBNF};
+    unsigned grammars = 0;
+    refuse_number(fields, SAMPLING_MIN_P, 0, 1, "in [0, 1]", 0);
+    refuse_number(fields, SAMPLING_FREQUENCY_PENALTY, -2, 2, "in [-2, 2]", 0);
+    refuse_number(fields, SAMPLING_PRESENCE_PENALTY, -2, 2, "in [-2, 2]", 0);
+    refuse_number(fields, SAMPLING_REPETITION_PENALTY, DBL_MIN, 2, "in (0, 2] (1.0 = no penalty)",
+                  1);
+    refuse_number(fields, SAMPLING_MIN_NEW_TOKENS, 0, INT32_MAX, "at least 0", 0);
+    refuse_number(fields, SAMPLING_N, 1, INT32_MAX, "at least 1", 1);
+    for (size_t i = 0; i < BT_ARRAY_COUNT(GRAMMARS); i++) {
+        grammars += fields->is_given[GRAMMARS[i]];
+    }
+    if (grammars > 1)
+        (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
+                       "Only one of regex, json_schema, or ebnf can be set.");
+    for (size_t field = SAMPLING_STOP_REGEX; field <= SAMPLING_STRUCTURAL_TAG; field++) {
+        api_refuse_unless_neutral(fields, field, " yet");
+    }
+    api_refuse_unless_neutral(fields, SAMPLING_LOGIT_BIAS, " yet");
+    api_refuse_unless_neutral(fields, SAMPLING_CUSTOM_PARAMS, "");
+}
+
+static float clamp_float(double value) {
+    if (value > (double)FLT_MAX) return FLT_MAX;
+    return value < (double)FLT_MIN ? FLT_MIN : (float)value;
+}
+
+static void read_filter(api_fields *fields, api_request *request, api_sampling *sampling) {
+    double temperature = 1.0;
+    double top_p = 1.0;
+    int64_t top_k = -1;
+    api_get_number(fields, SAMPLING_TEMPERATURE, &temperature);
+    api_get_number(fields, SAMPLING_TOP_P, &top_p);
+    api_get_int(fields, SAMPLING_TOP_K, &top_k);
+    if (!(temperature >= 0) || !isfinite(temperature)) {
+        fail_value(fields, SAMPLING_TEMPERATURE, "a non-negative finite number");
+    } else if (!(top_p > 0 && top_p <= 1)) {
+        fail_value(fields, SAMPLING_TOP_P, "in (0, 1]");
+    } else if (top_k != -1 && top_k < 1) {
+        fail_value(fields, SAMPLING_TOP_K, "-1 (disable) or at least 1");
+    }
+    if (fields->failure->http_status != 0) return;
+    if (top_k >= TOP_K_ALL) top_k = -1;
+    if (temperature < GREEDY_BELOW) {
+        temperature = 1.0;
+        top_k = 1;
+    }
+    sampling->top_k = top_k;
+    request->generation.temperature = clamp_float(temperature);
+    request->generation.top_p = clamp_float(top_p);
+    request->generation.top_k = top_k > 0 ? (uint32_t)top_k : 0;
+}
+
+static void read_length(api_fields *fields, api_sampling *sampling) {
+    int64_t tokens = sampling->max_new_tokens;
+    api_get_int(fields, SAMPLING_MAX_NEW_TOKENS, &tokens);
+    if (tokens < 0 || tokens > INT32_MAX) {
+        fail_value(fields, SAMPLING_MAX_NEW_TOKENS, "at least 0");
+    } else if (fields->is_given[SAMPLING_MAX_NEW_TOKENS]) {
+        sampling->is_open_ended = false;
+        sampling->max_new_tokens = (uint32_t)tokens;
+    }
+    if (fields->is_null[SAMPLING_MAX_NEW_TOKENS]) sampling->is_open_ended = true;
+}
+
+static void read_seed(api_fields *fields, api_request *request) {
+    int64_t seed = 0;
+    bt_json_integer wide;
+    if (!fields->is_given[SAMPLING_SEED]) {
+        request->generation.seed = random_u64();
+        return;
+    }
+    /* The upper half of 64 bits is a seed too. */
+    if (bt_json_get_integer(&fields->values[SAMPLING_SEED], true, &wide) && !wide.is_negative) {
+        request->generation.seed = wide.magnitude;
+        return;
+    }
+    api_get_int(fields, SAMPLING_SEED, &seed);
+    request->generation.seed = (uint64_t)seed;
+}
+
+/* ---- stops ----------------------------------------------------------------------------------- */
+
+static void add_stop_id(api_fields *fields, api_request *request, int64_t id) {
+    proto_generation *generation = &request->generation;
+    for (uint32_t i = 0; i < generation->stop_id_count; i++) {
+        if (generation->stop_ids[i] == id) return;
+    }
+    if (generation->stop_id_count == PROTO_STOP_IDS_MAX) {
+        (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
+                       "stop_token_ids and the model's own together are more than %d.",
+                       PROTO_STOP_IDS_MAX);
+        return;
+    }
+    generation->stop_ids[generation->stop_id_count++] = (int32_t)id;
+}
+
+static void read_stop_ids(api_fields *fields, const api_model *model, api_request *request) {
+    const bt_json *list = &fields->values[SAMPLING_STOP_TOKEN_IDS];
+    bt_json_iter iter;
+    bt_json item;
+    bool ignores_eos = false;
+    api_get_bool(fields, SAMPLING_IGNORE_EOS, &ignores_eos);
+    for (uint32_t i = 0; i < model->eos_count && !ignores_eos; i++) {
+        add_stop_id(fields, request, model->eos_ids[i]);
+    }
+    if (!fields->is_given[SAMPLING_STOP_TOKEN_IDS]) return;
+    if (list->kind != BT_JSON_ARRAY) {
+        fail_value(fields, SAMPLING_STOP_TOKEN_IDS, "a list of token ids");
+        return;
+    }
+    bt_json_iter_init(&iter, list);
+    while (bt_json_next_item(&iter, &item)) {
+        int64_t id;
+        if (item.kind == BT_JSON_NULL) continue;
+        if (!bt_json_get_int64(&item, false, &id)) {
+            fail_value(fields, SAMPLING_STOP_TOKEN_IDS, "a list of token ids");
+            return;
+        }
+        /* An id outside the vocabulary is never drawn. */
+        bool can_match = id >= 0 && id < (int64_t)model->vocab_size;
+        if (can_match && !ignores_eos) add_stop_id(fields, request, id);
+    }
+}
+
+/* Copies one stop string; stop_texts has room for it. */
+static bool add_stop_text(api_fields *fields, api_request *request, const bt_json *value,
+                          stop_string *out) {
+    if (value->kind != BT_JSON_STRING) {
+        fail_value(fields, SAMPLING_STOP, "a string or a list of strings");
+        return false;
+    }
+    if (request->stop_count == STOP_STRINGS_MAX) {
+        return api_fail(fields->failure, 400, API_ERROR_GENERATE, "%s has more than %d strings.",
+                        fields->names[SAMPLING_STOP], STOP_STRINGS_MAX);
+    }
+    char *text = bt_malloc(value->bytes + 1);
+    if (text == NULL) return api_fail(fields->failure, 503, API_ERROR_GENERATE, "out of memory");
+    out->bytes = bt_json_string_decode(value, text);
+    text[out->bytes] = 0;
+    out->text = text;
+    request->stop_texts[request->stop_count] = text;
+    request->stop_bytes[request->stop_count++] = out->bytes;
+    return true;
+}
+
+static void read_stop_strings(api_fields *fields, api_request *request) {
+    const bt_json *value = &fields->values[SAMPLING_STOP];
+    stop_string strings[STOP_STRINGS_MAX];
+    if (fields->failure->http_status != 0 || !fields->is_given[SAMPLING_STOP]) return;
+    request->stop_texts = bt_calloc(STOP_STRINGS_MAX, sizeof(char *));
+    request->stop_bytes = bt_calloc(STOP_STRINGS_MAX, sizeof(size_t));
+    if (request->stop_texts == NULL || request->stop_bytes == NULL) {
+        (void)api_fail(fields->failure, 503, API_ERROR_GENERATE, "out of memory");
+        return;
+    }
+    if (value->kind == BT_JSON_ARRAY) {
+        bt_json_iter iter;
+        bt_json item;
+        bt_json_iter_init(&iter, value);
+        while (bt_json_next_item(&iter, &item)) {
+            if (!add_stop_text(fields, request, &item, &strings[request->stop_count])) return;
+        }
+    } else if (!add_stop_text(fields, request, value, &strings[0])) {
+        return;
+    }
+    if (stop_set_create(strings, request->stop_count, &request->stops) != BT_OK)
+        (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
+                       "%s is longer than %d bytes in all.", fields->names[SAMPLING_STOP],
+                       STOP_BYTES_MAX);
+}
+
+void api_sampling_read(api_fields *fields, const api_model *model, api_request *request,
+                       api_sampling *sampling) {
+    bool ignored = false;
+    int64_t interval = request->stream_interval;
+    read_length(fields, sampling);
+    read_filter(fields, request, sampling);
+    read_unsupported(fields);
+    read_seed(fields, request);
+    read_stop_ids(fields, model, request);
+    read_stop_strings(fields, request);
+    api_get_bool(fields, SAMPLING_SKIP_SPECIAL_TOKENS, &request->skips_special);
+    api_get_bool(fields, SAMPLING_SPACES_BETWEEN_SPECIAL_TOKENS, &ignored);
+    api_get_bool(fields, SAMPLING_NO_STOP_TRIM, &request->keeps_stop);
+    api_get_int(fields, SAMPLING_STREAM_INTERVAL, &interval);
+    if (interval < 1 || interval > INT32_MAX)
+        fail_value(fields, SAMPLING_STREAM_INTERVAL, "at least 1");
+    if (fields->failure->http_status == 0) request->stream_interval = (uint32_t)interval;
+}
+
+void api_sampling_admit_mask(const api_settings *settings, const api_sampling *sampling,
+                             api_failure *failure) {
+    if (sampling->top_k >= 1 && sampling->top_k <= (int64_t)settings->mask_max_tokens) return;
+    (void)api_fail(failure, 400, API_ERROR_GENERATE,
+                   "return_sampling_mask requires top_k=1 for greedy sampling or a finite top_k no "
+                   "larger than --sampling-mask-max-tokens=%u.",
+                   settings->mask_max_tokens);
+}
+
+void api_sampling_fit_context(const api_model *model, const api_sampling *sampling,
+                              api_request *request, api_failure *failure) {
+    uint32_t prompt = request->prompt.count;
+    uint32_t context = model->context_tokens;
+    if (prompt >= context) {
+        (void)api_fail(failure, 400, API_ERROR_GENERATE,
+                       "The input (%u tokens) is longer than the model's context length (%u "
+                       "tokens).",
+                       prompt, context);
+        return;
+    }
+    if (sampling->is_open_ended) {
+        request->generation.max_new_tokens = context - prompt;
+        return;
+    }
+    uint64_t total = (uint64_t)prompt + sampling->max_new_tokens;
+    if (total > context) {
+        (void)api_fail(failure, 400, API_ERROR_GENERATE,
+                       "Requested token count exceeds the model's maximum context length of %u "
+                       "tokens. You requested a total of %llu tokens: %u tokens from the input "
+                       "messages and %u tokens for the completion. Please reduce the number of "
+                       "tokens in the input messages or the completion to fit within the limit.",
+                       context, (unsigned long long)total, prompt, sampling->max_new_tokens);
+        return;
+    }
+    request->generation.max_new_tokens = sampling->max_new_tokens;
+}

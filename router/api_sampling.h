@@ -1,0 +1,59 @@
+/* Sampling parameters, as the native `sampling_params` object and as chat's top-level fields name
+ * them. */
+#ifndef BT_ROUTER_API_SAMPLING_H
+#define BT_ROUTER_API_SAMPLING_H
+
+#include "router/api_fields.h"
+
+typedef enum sampling_field {
+    SAMPLING_MAX_NEW_TOKENS,
+    SAMPLING_MIN_NEW_TOKENS,
+    SAMPLING_TEMPERATURE,
+    SAMPLING_TOP_P,
+    SAMPLING_TOP_K,
+    SAMPLING_MIN_P,
+    SAMPLING_FREQUENCY_PENALTY,
+    SAMPLING_PRESENCE_PENALTY,
+    SAMPLING_REPETITION_PENALTY,
+    SAMPLING_N,
+    SAMPLING_STOP,
+    SAMPLING_STOP_TOKEN_IDS,
+    SAMPLING_STOP_REGEX,
+    SAMPLING_REGEX,
+    SAMPLING_JSON_SCHEMA,
+    SAMPLING_EBNF,
+    SAMPLING_STRUCTURAL_TAG,
+    SAMPLING_IGNORE_EOS,
+    SAMPLING_SKIP_SPECIAL_TOKENS,
+    SAMPLING_SPACES_BETWEEN_SPECIAL_TOKENS,
+    SAMPLING_NO_STOP_TRIM,
+    SAMPLING_LOGIT_BIAS,
+    SAMPLING_SEED,
+    SAMPLING_STREAM_INTERVAL,
+    SAMPLING_CUSTOM_PARAMS,
+    SAMPLING_FIELD_COUNT,
+} sampling_field;
+
+/* Their names in sampling_params, and at the top of a chat request. */
+extern const char *const SAMPLING_NAMES[SAMPLING_FIELD_COUNT];
+extern const char *const SAMPLING_CHAT_NAMES[SAMPLING_FIELD_COUNT];
+
+/* What the fields say before the prompt's length is known. */
+typedef struct api_sampling {
+    bool is_open_ended; /* until the context is full */
+    uint32_t max_new_tokens;
+    int64_t top_k; /* as given: -1 = all; 1 when greedy */
+} api_sampling;
+
+/* Checks every field and fills request->generation, stops and flags. The defaults of *sampling
+ * (length) are the caller's. fields->failure says what is wrong. */
+void api_sampling_read(api_fields *fields, const api_model *model, api_request *request,
+                       api_sampling *sampling);
+/* The admission rule of masks. */
+void api_sampling_admit_mask(const api_settings *settings, const api_sampling *sampling,
+                             api_failure *failure);
+/* Decides max_new_tokens from the prompt's length, or refuses what does not fit the context. */
+void api_sampling_fit_context(const api_model *model, const api_sampling *sampling,
+                              api_request *request, api_failure *failure);
+
+#endif

@@ -1,0 +1,96 @@
+#include "router/generation.h"
+
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+void generation_init(generation *g, const api_request *request, const tokenizer *t) {
+    memset(g, 0, sizeof(*g));
+    g->request = request;
+    g->tokenizer = t;
+    detokenizer_init(&g->detokenizer);
+    stop_matcher_init(&g->matcher, request->stops, request->keeps_stop);
+    bt_text_init(&g->text, API_TEXT_MAX);
+}
+
+void generation_fini(generation *g) {
+    bt_text_fini(&g->text);
+    bt_free(g->ids);
+    g->ids = NULL;
+}
+
+static void on_visible(void *context, const char *text, size_t bytes) {
+    generation *g = context;
+    bt_text_add(&g->text, text, bytes);
+}
+
+static void on_text(void *context, const char *text, size_t bytes) {
+    generation *g = context;
+    if (!stop_matcher_push(&g->matcher, text, bytes, on_visible, g) || g->is_stopped) return;
+    g->is_stopped = true;
+    g->stop_index = g->matcher.match_index;
+}
+
+static bt_status add_id(generation *g, int32_t token) {
+    if (g->count == g->capacity) {
+        uint32_t grown = g->capacity > 0 ? g->capacity * 2 : 32;
+        int32_t *ids = bt_realloc(g->ids, (size_t)grown * sizeof(*ids));
+        if (ids == NULL) return BT_ERR_WORKER_MEMORY;
+        g->ids = ids;
+        g->capacity = grown;
+    }
+    g->ids[g->count++] = token;
+    return BT_OK;
+}
+
+/* The last token of a reply that ends by a stop id. At the length limit the length is the reason.
+ */
+static bool is_stop_token(const generation *g, int32_t token) {
+    const proto_generation *p = &g->request->generation;
+    if (g->count >= p->max_new_tokens) return false;
+    for (uint32_t i = 0; i < p->stop_id_count; i++) {
+        if (p->stop_ids[i] == token) return true;
+    }
+    return false;
+}
+
+/* A special token that is not shown can still be named by a stop string. */
+static void match_skipped(generation *g, const char *bytes, size_t count) {
+    for (uint32_t i = 0; i < g->request->stop_count; i++) {
+        if (g->request->stop_bytes[i] != count || count == 0 ||
+            memcmp(g->request->stop_texts[i], bytes, count) != 0)
+            continue;
+        g->is_stopped = true;
+        g->stop_index = i;
+        return;
+    }
+}
+
+bt_status generation_push(generation *g, int32_t token) {
+    const char *bytes = "";
+    size_t count = 0;
+    BT_ASSERT(!g->is_stopped && !g->is_finished);
+    bt_status status = add_id(g, token);
+    if (status != BT_OK) return status;
+    (void)tokenizer_token_bytes(g->tokenizer, token, &bytes, &count);
+    if (is_stop_token(g, token) && !g->request->keeps_stop) return BT_OK;
+    if (g->request->skips_special && tokenizer_is_special(g->tokenizer, token)) {
+        match_skipped(g, bytes, count);
+    } else {
+        detokenizer_push(&g->detokenizer, bytes, count, on_text, g);
+    }
+    return g->text.has_failed ? BT_ERR_WORKER_MEMORY : BT_OK;
+}
+
+bt_status generation_finish(generation *g) {
+    if (g->is_finished) return BT_OK;
+    g->is_finished = true;
+    detokenizer_finish(&g->detokenizer, on_text, g);
+    stop_matcher_finish(&g->matcher, on_visible, g);
+    return g->text.has_failed ? BT_ERR_WORKER_MEMORY : BT_OK;
+}
+
+bool generation_is_holding(const generation *g) {
+    return !g->is_finished && stop_matcher_held_bytes(&g->matcher) > 0;
+}

@@ -1,0 +1,202 @@
+#include "router/reply_store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+enum {
+    BLOCK_FIRST_BYTES = 1024,
+    BLOCK_BYTES_MAX = 64 * 1024,
+    WINDOW_BYTES = 64 * 1024,
+};
+
+_Static_assert(offsetof(reply_block, bytes) % 8 == 0, "records in a block must be aligned");
+
+void reply_store_init(reply_store *store, reply_limits *limits) {
+    memset(store, 0, sizeof(*store));
+    store->limits = limits;
+    store->spill_fd = -1;
+}
+
+static void free_first(reply_store *store) {
+    reply_block *block = store->first;
+    store->first = block->next;
+    if (store->first == NULL) store->last = NULL;
+    budget_give(&store->limits->memory, block->capacity);
+    bt_free(block);
+}
+
+void reply_store_fini(reply_store *store) {
+    while (store->first != NULL) {
+        free_first(store);
+    }
+    if (store->spill_fd >= 0) close(store->spill_fd);
+    budget_give(&store->limits->spill, store->spill_bytes);
+    bt_free(store->window);
+    reply_store_init(store, store->limits);
+}
+
+static uint32_t record_bytes(const uint8_t *record) {
+    uint32_t bytes;
+    memcpy(&bytes, record, sizeof(bytes));
+    return bytes;
+}
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+static bt_status open_spill(reply_store *store) {
+    const char *path = store->limits->spill_path;
+    store->spill_fd = open(path, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (store->spill_fd >= 0) return BT_OK;
+    /* A file system without unnamed files: a named one that loses its name at once. */
+    char name[4096];
+    size_t bytes = strlen(path);
+    static const char TAIL[] = "/baton-reply.XXXXXX";
+    if (bytes + sizeof(TAIL) > sizeof(name)) return BT_ERR_WORKER_IO;
+    memcpy(name, path, bytes);
+    memcpy(name + bytes, TAIL, sizeof(TAIL));
+    store->spill_fd = mkostemp(name, O_CLOEXEC);
+    if (store->spill_fd < 0) {
+        bt_log_error("reply", "no temporary file in %s: %s", path, strerror(errno));
+        return BT_ERR_WORKER_IO;
+    }
+    (void)unlink(name);
+    return BT_OK;
+}
+
+static bt_status append_to_file(reply_store *store, const uint8_t *record, size_t bytes) {
+    if (!budget_take(&store->limits->spill, bytes)) return BT_ERR_REQUEST_FULL;
+    if (store->spill_fd < 0) {
+        bt_status status = open_spill(store);
+        if (status != BT_OK) {
+            budget_give(&store->limits->spill, bytes);
+            return status;
+        }
+    }
+    size_t written = 0;
+    while (written < bytes) {
+        ssize_t now = pwrite(store->spill_fd, record + written, bytes - written,
+                             (off_t)(store->spill_bytes + written));
+        if (now < 0 && errno == EINTR) continue;
+        if (now <= 0) {
+            bt_log_error("reply", "writing a temporary file failed: %s", strerror(errno));
+            budget_give(&store->limits->spill, bytes);
+            return BT_ERR_WORKER_IO;
+        }
+        written += (size_t)now;
+    }
+    store->spill_bytes += bytes;
+    return BT_OK;
+}
+
+/* Makes at least `bytes` bytes of the file at `offset` readable in the window. */
+static bt_status fill_window(reply_store *store, uint64_t offset, size_t bytes) {
+    BT_ASSERT(offset + bytes <= store->spill_bytes);
+    if (store->window != NULL && offset >= store->window_offset &&
+        offset + bytes <= store->window_offset + store->window_used)
+        return BT_OK;
+    size_t wanted = bytes > WINDOW_BYTES ? bytes : WINDOW_BYTES;
+    if (wanted > store->window_capacity) {
+        uint8_t *window = bt_realloc(store->window, wanted);
+        if (window == NULL) return BT_ERR_WORKER_MEMORY;
+        store->window = window;
+        store->window_capacity = wanted;
+    }
+    if (wanted > store->spill_bytes - offset) wanted = (size_t)(store->spill_bytes - offset);
+    store->window_offset = offset;
+    store->window_used = 0;
+    while (store->window_used < wanted) {
+        ssize_t now = pread(store->spill_fd, store->window + store->window_used,
+                            wanted - store->window_used, (off_t)(offset + store->window_used));
+        if (now < 0 && errno == EINTR) continue;
+        if (now <= 0) {
+            bt_log_error("reply", "reading a temporary file failed: %s", strerror(errno));
+            return BT_ERR_WORKER_IO;
+        }
+        store->window_used += (size_t)now;
+    }
+    return BT_OK;
+}
+
+/* ---- records --------------------------------------------------------------------------------- */
+
+/* A block with room for `bytes`; false: the memory budget is used up. */
+static bool has_block(reply_store *store, size_t bytes, bt_status *status_out) {
+    *status_out = BT_OK;
+    if (store->last != NULL && store->last->capacity - store->last->used >= bytes) return true;
+    size_t capacity = store->last != NULL ? store->last->capacity * 2 : BLOCK_FIRST_BYTES;
+    if (capacity > BLOCK_BYTES_MAX) capacity = BLOCK_BYTES_MAX;
+    if (capacity < bytes) capacity = bytes;
+    if (!budget_take(&store->limits->memory, capacity)) return false;
+    reply_block *block = bt_malloc(sizeof(*block) + capacity);
+    if (block == NULL) {
+        budget_give(&store->limits->memory, capacity);
+        *status_out = BT_ERR_WORKER_MEMORY;
+        return false;
+    }
+    *block = (reply_block){.capacity = capacity};
+    if (store->last != NULL) {
+        store->last->next = block;
+    } else {
+        store->first = block;
+    }
+    store->last = block;
+    return true;
+}
+
+bt_status reply_store_append(reply_store *store, const uint8_t *record, size_t bytes) {
+    bt_status status;
+    BT_ASSERT(bytes % 4 == 0 && bytes == record_bytes(record));
+    /* What follows a spilled record is spilled too: the order is blocks first, then the file. */
+    if (store->spill_fd < 0 && has_block(store, bytes, &status)) {
+        memcpy(store->last->bytes + store->last->used, record, bytes);
+        store->last->used += bytes;
+        return BT_OK;
+    }
+    if (store->spill_fd < 0 && status != BT_OK) return status;
+    return append_to_file(store, record, bytes);
+}
+
+reply_place reply_store_begin(const reply_store *store) {
+    return (reply_place){.block = store->first};
+}
+
+bt_status reply_store_next(reply_store *store, reply_place *place, const uint8_t **record_out,
+                           size_t *bytes_out) {
+    if (place->block == NULL && !place->is_in_file) place->block = store->first;
+    while (place->block != NULL && place->offset == place->block->used) {
+        place->block = place->block->next;
+        place->offset = 0;
+    }
+    if (place->block != NULL) {
+        const uint8_t *record = place->block->bytes + place->offset;
+        *record_out = record;
+        *bytes_out = record_bytes(record);
+        place->offset += *bytes_out;
+        BT_ASSERT(place->offset <= place->block->used);
+        return BT_OK;
+    }
+    place->is_in_file = true;
+    bt_status status = fill_window(store, place->file_offset, sizeof(uint32_t));
+    if (status != BT_OK) return status;
+    size_t bytes = record_bytes(store->window + (place->file_offset - store->window_offset));
+    status = fill_window(store, place->file_offset, bytes);
+    if (status != BT_OK) return status;
+    *record_out = store->window + (place->file_offset - store->window_offset);
+    *bytes_out = bytes;
+    place->file_offset += bytes;
+    return BT_OK;
+}
+
+void reply_store_drop_before(reply_store *store, const reply_place *place) {
+    if (place->block == NULL && !place->is_in_file) return;
+    while (store->first != NULL && store->first != place->block) {
+        free_first(store);
+    }
+}

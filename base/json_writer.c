@@ -101,8 +101,7 @@ static void add_escape(bt_text *text, unsigned char byte) {
     }
 }
 
-void bt_json_add_string(bt_text *text, const char *bytes, size_t count) {
-    bt_text_add(text, "\"", 1);
+void bt_json_add_escaped(bt_text *text, const char *bytes, size_t count) {
     size_t first = 0;
     for (size_t i = 0; i < count; i++) {
         unsigned char byte = (unsigned char)bytes[i];
@@ -112,6 +111,11 @@ void bt_json_add_string(bt_text *text, const char *bytes, size_t count) {
         first = i + 1;
     }
     bt_text_add(text, bytes + first, count - first);
+}
+
+void bt_json_add_string(bt_text *text, const char *bytes, size_t count) {
+    bt_text_add(text, "\"", 1);
+    bt_json_add_escaped(text, bytes, count);
     bt_text_add(text, "\"", 1);
 }
 

@@ -371,10 +371,10 @@ void api_chat_read(api_reader *reader, const bt_json *root) {
         api_mask_mode_read(&fields, CHAT_RETURN_SAMPLING_MASK, CHAT_SAMPLING_LOGPROBS_MODE);
     read_length(&fields, &parameters);
     api_sampling_read(&parameters, reader->model, request, &sampling);
-    if (request->generation.mask_mode != API_MASK_OFF)
+    if (request->generation.mask_mode != ROW_MASK_OFF)
         api_sampling_admit_mask(reader->settings, &sampling, reader->failure);
     /* Without meta_info there is nowhere to return masks, so nothing pays for them. */
-    if (!request->returns_meta) request->generation.mask_mode = API_MASK_OFF;
+    if (!request->returns_meta) request->generation.mask_mode = ROW_MASK_OFF;
     if (reader->failure->http_status != 0) return;
     read_prompt(reader, &fields);
     if (reader->failure->http_status != 0) return;

@@ -143,7 +143,7 @@ void api_generate_read(api_reader *reader, const bt_json *root) {
     api_fields_collect(&fields, root, NAMES, GENERATE_FIELD_COUNT, reader->failure, NULL, NULL);
     read_flags(reader, &fields);
     read_sampling(reader, &fields, &sampling);
-    if (reader->request->generation.mask_mode != API_MASK_OFF)
+    if (reader->request->generation.mask_mode != ROW_MASK_OFF)
         api_sampling_admit_mask(reader->settings, &sampling, reader->failure);
     if (reader->failure->http_status != 0) return;
     read_prompt(reader, &fields);

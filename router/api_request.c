@@ -113,8 +113,8 @@ uint32_t api_mask_mode_read(api_fields *fields, size_t flag, size_t mode) {
     if (!is_support && strcmp(name, "selected") != 0)
         (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
                        "sampling_logprobs_mode must be 'selected' or 'support', got '%s'.", name);
-    if (!is_on) return API_MASK_OFF;
-    return is_support ? API_MASK_SUPPORT : API_MASK_SELECTED;
+    if (!is_on) return ROW_MASK_OFF;
+    return is_support ? ROW_MASK_SUPPORT : ROW_MASK_SELECTED;
 }
 
 bool api_request_read(api_kind kind, const char *body, size_t bytes, const api_settings *settings,

@@ -14,6 +14,7 @@
 #include "base/json_writer.h"
 #include "base/status.h"
 #include "proto/message.h"
+#include "proto/row.h"
 #include "router/api_errors.h"
 #include "router/stop_strings.h"
 #include "router/tokenizer.h"
@@ -24,13 +25,6 @@ enum {
     API_MAX_NEW_DEFAULT = 128, /* /generate without max_new_tokens */
     API_TEXT_MAX = 1 << 30,    /* of any one growing text */
 };
-
-/* sampler_mask_mode's numbers, as the wire has them. */
-typedef enum api_mask_mode {
-    API_MASK_OFF = 0,
-    API_MASK_SELECTED = 1,
-    API_MASK_SUPPORT = 2,
-} api_mask_mode;
 
 typedef enum api_kind {
     API_GENERATE,

@@ -1,0 +1,252 @@
+#include "router/reply_writer.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "proto/row_stream.h"
+
+enum { TEXT_PORTION = 16 * 1024, LITERALS_MAX = 1 << 20 };
+
+/* What a log-probability of minus infinity prints as: a number, so that clients can read it. */
+static const float LOGPROB_LOWEST = -9999.0f;
+
+void reply_writer_init(reply_writer *writer, const generation *g, reply_store *store,
+                       uint32_t mask_max_tokens) {
+    memset(writer, 0, sizeof(*writer));
+    writer->generation = g;
+    writer->store = store;
+    writer->mask_max_tokens = mask_max_tokens;
+    bt_text_init(&writer->literals, LITERALS_MAX);
+}
+
+void reply_writer_fini(reply_writer *writer) {
+    bt_text_fini(&writer->literals);
+}
+
+void reply_writer_start(reply_writer *writer, const reply_range *range) {
+    BT_ASSERT(reply_writer_is_done(writer));
+    bt_text_clear(&writer->literals);
+    writer->range = *range;
+    writer->piece_count = 0;
+    writer->piece = 0;
+    writer->position = 0;
+}
+
+/* Ends the literal piece that is open. */
+static void close_literal(reply_writer *writer) {
+    if (writer->piece_count == 0) return;
+    reply_piece *last = &writer->pieces[writer->piece_count - 1];
+    if (last->kind == REPLY_LITERAL) last->to = writer->literals.used;
+}
+
+void reply_writer_add(reply_writer *writer, reply_piece_kind kind) {
+    close_literal(writer);
+    BT_ASSERT(writer->piece_count < REPLY_PIECES_MAX);
+    size_t start = writer->literals.used;
+    writer->pieces[writer->piece_count++] = (reply_piece){kind, start, start};
+}
+
+bt_text *reply_writer_literal(reply_writer *writer) {
+    bool is_open =
+        writer->piece_count > 0 && writer->pieces[writer->piece_count - 1].kind == REPLY_LITERAL;
+    if (!is_open) reply_writer_add(writer, REPLY_LITERAL);
+    return &writer->literals;
+}
+
+bool reply_writer_is_done(const reply_writer *writer) {
+    return writer->piece == writer->piece_count;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static void add_logprob(bt_text *out, float value) {
+    bt_json_add_float(out, isinf(value) ? LOGPROB_LOWEST : value);
+}
+
+/* A token's bytes as JSON text; what is not UTF-8 becomes U+FFFD. */
+static void escape_to(void *context, const char *text, size_t bytes) {
+    bt_json_add_escaped(context, text, bytes);
+}
+
+static void add_token_text(bt_text *out, const char *bytes, size_t count) {
+    detokenizer d;
+    detokenizer_init(&d);
+    bt_text_add(out, "\"", 1);
+    detokenizer_push(&d, bytes, count, escape_to, out);
+    detokenizer_finish(&d, escape_to, out);
+    bt_text_add(out, "\"", 1);
+}
+
+static void add_logprob_row(const reply_writer *writer, bt_text *out, const token_row *row) {
+    const char *bytes = "";
+    size_t count = 0;
+    bt_text_add(out, "[", 1);
+    add_logprob(out, row->token_logprob);
+    bt_text_add(out, ",", 1);
+    bt_json_add_int(out, row->token);
+    bt_text_add(out, ",", 1);
+    if (writer->generation->request->wants_logprob_text) {
+        (void)tokenizer_token_bytes(writer->generation->tokenizer, row->token, &bytes, &count);
+        add_token_text(out, bytes, count);
+    } else {
+        bt_text_add_string(out, "null");
+    }
+    bt_text_add(out, "]", 1);
+}
+
+static void add_chat_logprob_row(const reply_writer *writer, bt_text *out, const token_row *row) {
+    const char *bytes = "";
+    size_t count = 0;
+    (void)tokenizer_token_bytes(writer->generation->tokenizer, row->token, &bytes, &count);
+    bt_text_add_string(out, "{\"token\":");
+    add_token_text(out, bytes, count);
+    bt_text_add_string(out, ",\"bytes\":[");
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0) bt_text_add(out, ",", 1);
+        bt_json_add_int(out, (unsigned char)bytes[i]);
+    }
+    bt_text_add_string(out, "],\"logprob\":");
+    add_logprob(out, row->token_logprob);
+    bt_text_add_string(out, ",\"top_logprobs\":[]}");
+}
+
+static void add_mask_row(bt_text *out, const token_row *row) {
+    bt_text_add(out, "[", 1);
+    for (uint32_t i = 0; i < row->support_count; i++) {
+        if (i > 0) bt_text_add(out, ",", 1);
+        bt_json_add_int(out, row->support_ids[i]);
+    }
+    bt_text_add(out, "]", 1);
+}
+
+static void add_mask_logprob_row(bt_text *out, const token_row *row) {
+    if (row->support_logprobs == NULL) {
+        bt_json_add_float(out, row->selected_logprob);
+        return;
+    }
+    bt_text_add(out, "[", 1);
+    for (uint32_t i = 0; i < row->support_count; i++) {
+        if (i > 0) bt_text_add(out, ",", 1);
+        bt_json_add_float(out, row->support_logprobs[i]);
+    }
+    bt_text_add(out, "]", 1);
+}
+
+/* The row at writer->place. */
+static bt_status add_stored_row(reply_writer *writer, bt_text *out, reply_piece_kind kind) {
+    const uint8_t *record;
+    size_t bytes, used;
+    token_row row;
+    bt_status status = reply_store_next(writer->store, &writer->place, &record, &bytes);
+    if (status != BT_OK) return status;
+    status = row_record_decode(record, bytes, writer->mask_max_tokens, &row, &used);
+    if (status != BT_OK || used != bytes) return BT_ERR_WORKER_INTERNAL;
+    switch (kind) {
+    case REPLY_LOGPROBS: add_logprob_row(writer, out, &row); break;
+    case REPLY_CHAT_LOGPROBS: add_chat_logprob_row(writer, out, &row); break;
+    case REPLY_MASK: add_mask_row(out, &row); break;
+    case REPLY_MASK_LOGPROBS: add_mask_logprob_row(out, &row); break;
+    case REPLY_LITERAL:
+    case REPLY_TEXT:
+    case REPLY_IDS:
+    case REPLY_PROMPT_IDS: BT_ASSERT(false);
+    }
+    return BT_OK;
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+/* Each returns true when its piece is complete. */
+static bool write_text(reply_writer *writer, bt_text *out) {
+    const char *text = writer->generation->text.bytes;
+    size_t total = writer->range.text_to - writer->range.text_from;
+    size_t left = total - writer->position;
+    size_t portion = left < TEXT_PORTION ? left : TEXT_PORTION;
+    if (writer->position == 0) bt_text_add(out, "\"", 1);
+    if (portion > 0)
+        bt_json_add_escaped(out, text + writer->range.text_from + writer->position, portion);
+    writer->position += portion;
+    if (writer->position < total) return false;
+    bt_text_add(out, "\"", 1);
+    return true;
+}
+
+static bool write_literal(reply_writer *writer, bt_text *out, const reply_piece *piece) {
+    size_t total = piece->to - piece->from;
+    size_t left = total - writer->position;
+    size_t portion = left < TEXT_PORTION ? left : TEXT_PORTION;
+    if (portion > 0)
+        bt_text_add(out, writer->literals.bytes + piece->from + writer->position, portion);
+    writer->position += portion;
+    return writer->position == total;
+}
+
+static bool write_ids(reply_writer *writer, bt_text *out, const int32_t *ids, size_t count) {
+    size_t end = writer->position + TEXT_PORTION / 8;
+    if (end > count) end = count;
+    if (writer->position == 0) bt_text_add(out, "[", 1);
+    for (size_t i = writer->position; i < end; i++) {
+        if (i > 0) bt_text_add(out, ",", 1);
+        bt_json_add_int(out, ids[i]);
+    }
+    writer->position = end;
+    if (end < count) return false;
+    bt_text_add(out, "]", 1);
+    return true;
+}
+
+static bt_status write_rows(reply_writer *writer, bt_text *out, reply_piece_kind kind,
+                            bool *is_complete_out) {
+    size_t count = writer->range.row_to - writer->range.row_from;
+    if (writer->position == 0) {
+        bt_text_add(out, "[", 1);
+        writer->place = writer->range.place;
+    }
+    if (writer->position < count) {
+        if (writer->position > 0) bt_text_add(out, ",", 1);
+        bt_status status = add_stored_row(writer, out, kind);
+        if (status != BT_OK) return status;
+        writer->position++;
+    }
+    *is_complete_out = writer->position == count;
+    if (*is_complete_out) bt_text_add(out, "]", 1);
+    return BT_OK;
+}
+
+static bt_status write_piece(reply_writer *writer, bt_text *out, bool *is_complete_out) {
+    const generation *g = writer->generation;
+    const reply_piece *piece = &writer->pieces[writer->piece];
+    const reply_range *range = &writer->range;
+    switch (piece->kind) {
+    case REPLY_LITERAL: *is_complete_out = write_literal(writer, out, piece); return BT_OK;
+    case REPLY_TEXT: *is_complete_out = write_text(writer, out); return BT_OK;
+    case REPLY_IDS:
+        *is_complete_out = write_ids(writer, out, g->ids != NULL ? g->ids + range->row_from : NULL,
+                                     range->row_to - range->row_from);
+        return BT_OK;
+    case REPLY_PROMPT_IDS:
+        *is_complete_out = write_ids(writer, out, g->request->prompt.ids, g->request->prompt.count);
+        return BT_OK;
+    case REPLY_LOGPROBS:
+    case REPLY_CHAT_LOGPROBS:
+    case REPLY_MASK:
+    case REPLY_MASK_LOGPROBS: return write_rows(writer, out, piece->kind, is_complete_out);
+    }
+    return BT_ERR_WORKER_INTERNAL;
+}
+
+bt_status reply_writer_produce(reply_writer *writer, bt_text *out, size_t bytes_wanted) {
+    close_literal(writer);
+    if (writer->literals.has_failed) return BT_ERR_WORKER_MEMORY;
+    while (!reply_writer_is_done(writer) && out->used < bytes_wanted) {
+        bool is_complete = false;
+        bt_status status = write_piece(writer, out, &is_complete);
+        if (status != BT_OK) return status;
+        if (out->has_failed) return BT_ERR_WORKER_MEMORY;
+        if (!is_complete) continue;
+        writer->piece++;
+        writer->position = 0;
+    }
+    return BT_OK;
+}

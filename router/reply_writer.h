@@ -1,0 +1,64 @@
+/* Writes one JSON reply (or one event of a stream) in portions: literal text and lists over a range
+ * of rows, in the order they were added. Nothing is formatted before there is room for it, so a
+ * reply of any size costs only its packed rows.
+ *
+ * The writer borrows generation and store; both may grow while it writes, what it writes is the
+ * range it was started with. */
+#ifndef BT_ROUTER_REPLY_WRITER_H
+#define BT_ROUTER_REPLY_WRITER_H
+
+#include "router/generation.h"
+#include "router/reply_store.h"
+
+enum { REPLY_PIECES_MAX = 32 };
+
+typedef enum reply_piece_kind {
+    REPLY_LITERAL,
+    REPLY_TEXT,          /* a JSON string */
+    REPLY_IDS,           /* [id, ...] */
+    REPLY_PROMPT_IDS,    /* [id, ...] of the whole prompt */
+    REPLY_LOGPROBS,      /* [[logprob, id, null or text], ...] */
+    REPLY_CHAT_LOGPROBS, /* [{"token":...}, ...] */
+    REPLY_MASK,          /* [[id, ...], ...] */
+    REPLY_MASK_LOGPROBS, /* [x, ...] or [[x, ...], ...] */
+} reply_piece_kind;
+
+typedef struct reply_piece {
+    reply_piece_kind kind;
+    size_t from, to; /* LITERAL: bytes of literals */
+} reply_piece;
+
+/* A part of a reply: rows, and the text that became visible with them. */
+typedef struct reply_range {
+    uint32_t row_from, row_to;
+    size_t text_from, text_to;
+    reply_place place; /* of row_from, when rows are stored */
+} reply_range;
+
+typedef struct reply_writer {
+    const generation *generation;
+    reply_store *store;
+    uint32_t mask_max_tokens;
+    bt_text literals;
+    reply_piece pieces[REPLY_PIECES_MAX];
+    uint32_t piece_count;
+    reply_range range;
+    uint32_t piece;    /* being written */
+    size_t position;   /* in it */
+    reply_place place; /* of row `position` */
+} reply_writer;
+
+void reply_writer_init(reply_writer *writer, const generation *g, reply_store *store,
+                       uint32_t mask_max_tokens);
+void reply_writer_fini(reply_writer *writer);
+/* Begins another reply over `range`; nothing may be left of the one before. */
+void reply_writer_start(reply_writer *writer, const reply_range *range);
+/* Where the caller appends literal text; valid until the next call. */
+bt_text *reply_writer_literal(reply_writer *writer);
+void reply_writer_add(reply_writer *writer, reply_piece_kind kind);
+bool reply_writer_is_done(const reply_writer *writer);
+/* Appends to out until it holds about bytes_wanted or the reply is done. */
+BT_MUST_CHECK bt_status reply_writer_produce(reply_writer *writer, bt_text *out,
+                                             size_t bytes_wanted);
+
+#endif

@@ -167,6 +167,13 @@ reply_place reply_store_begin(const reply_store *store) {
     return (reply_place){.block = store->first};
 }
 
+reply_place reply_store_end(const reply_store *store) {
+    if (store->spill_bytes > 0)
+        return (reply_place){.is_in_file = true, .file_offset = store->spill_bytes};
+    size_t offset = store->last != NULL ? store->last->used : 0;
+    return (reply_place){.block = store->last, .offset = offset};
+}
+
 bt_status reply_store_next(reply_store *store, reply_place *place, const uint8_t **record_out,
                            size_t *bytes_out) {
     if (place->block == NULL && !place->is_in_file) place->block = store->first;

@@ -50,6 +50,8 @@ void reply_store_fini(reply_store *store);
 BT_MUST_CHECK bt_status reply_store_append(reply_store *store, const uint8_t *record, size_t bytes);
 /* Before the first record that is still kept. */
 reply_place reply_store_begin(const reply_store *store);
+/* Behind the last one. */
+reply_place reply_store_end(const reply_store *store);
 /* The record behind *place, which moves past it; borrowed until the next call. There must be one.
  * WORKER_IO, WORKER_MEMORY. */
 BT_MUST_CHECK bt_status reply_store_next(reply_store *store, reply_place *place,

@@ -27,12 +27,12 @@ typedef enum chat_field {
     CHAT_TOOL_CHOICE,
     CHAT_CHAT_TEMPLATE_KWARGS,
     CHAT_MODALITIES,
+    CHAT_CONTINUE_FINAL_MESSAGE,
     CHAT_FIRST_REFUSED,
     CHAT_FUNCTIONS = CHAT_FIRST_REFUSED,
     CHAT_FUNCTION_CALL,
     CHAT_AUDIO,
     CHAT_PREDICTION,
-    CHAT_CONTINUE_FINAL_MESSAGE,
     CHAT_CUSTOM_LOGIT_PROCESSOR,
     CHAT_LORA_PATH,
     CHAT_RETURN_HIDDEN_STATES,
@@ -198,11 +198,13 @@ static bool encode_messages(api_reader *reader, message_list *list) {
     for (size_t i = 0; i < list->count; i++) {
         list->messages[i].content = contents + list->content_starts[i];
     }
-    bt_status status = tokenizer_encode_chat(
-        reader->settings->tokenizer, list->messages, list->count,
-        api_prompt_tokens_max(reader, list->contents.used), &reader->request->prompt, &error);
+    chat_options options = reader->chat;
+    options.tokens_max = api_prompt_tokens_max(reader, list->contents.used);
+    bt_status status =
+        tokenizer_encode_chat(reader->settings->tokenizer, list->messages, list->count, options,
+                              &reader->request->prompt, &error);
     if (status == BT_OK) return true;
-    if (error.text[0] == 0) return api_prompt_fail(reader, status);
+    if (status == BT_ERR_CALLER_LIMIT || error.text[0] == 0) return api_prompt_fail(reader, status);
     return api_fail(reader->failure, api_error_http_status(status), API_ERROR_OPENAI, "%s",
                     error.text);
 }
@@ -292,29 +294,51 @@ static void refuse_response_format(api_fields *fields) {
     api_refuse_unless_neutral(fields, CHAT_RESPONSE_FORMAT, " yet, but for {\"type\":\"text\"}");
 }
 
-static void refuse_others(api_fields *fields) {
+static void refuse_template_key(void *context, const bt_json *key) {
+    api_failure *failure = context;
+    int bytes = key->bytes < 80 ? (int)key->bytes - 2 : 78;
+    (void)api_fail(failure, 400, API_ERROR_OPENAI,
+                   "chat_template_kwargs: '%.*s' is not supported, only enable_thinking.", bytes,
+                   key->text + 1);
+}
+
+/* The one argument of the templates that we know. */
+static void read_template_arguments(api_reader *reader, api_fields *fields) {
     static const char *const THINKING[] = {"enable_thinking"};
-    const bt_json *kwargs = &fields->values[CHAT_CHAT_TEMPLATE_KWARGS];
-    const bt_json *modalities = &fields->values[CHAT_MODALITIES];
+    const bt_json *value = &fields->values[CHAT_CHAT_TEMPLATE_KWARGS];
+    api_fields arguments;
+    bool is_on = false;
+    api_get_bool(fields, CHAT_CONTINUE_FINAL_MESSAGE, &reader->chat.continues_final);
+    if (!fields->is_given[CHAT_CHAT_TEMPLATE_KWARGS]) return;
+    if (value->kind != BT_JSON_OBJECT) {
+        (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
+                       "chat_template_kwargs must be an object, got %s.",
+                       bt_json_kind_name(value->kind));
+        return;
+    }
+    api_fields_collect(&arguments, value, THINKING, 1, fields->failure, refuse_template_key,
+                       fields->failure);
+    api_get_bool(&arguments, 0, &is_on);
+    if (arguments.is_given[0]) reader->chat.thinking = is_on ? CHAT_THINKING_ON : CHAT_THINKING_OFF;
+}
+
+static void refuse_modalities(api_fields *fields) {
+    const bt_json *list = &fields->values[CHAT_MODALITIES];
     bt_json_iter iter;
     bt_json item;
-    api_fields inner;
+    if (!fields->is_given[CHAT_MODALITIES] || list->kind != BT_JSON_ARRAY) return;
+    bt_json_iter_init(&iter, list);
+    while (bt_json_next_item(&iter, &item)) {
+        if (!bt_json_string_equals(&item, "text"))
+            (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
+                           "modalities other than text are not supported.");
+    }
+}
+
+static void refuse_others(api_fields *fields) {
     refuse_tools(fields);
     refuse_response_format(fields);
-    if (fields->is_given[CHAT_MODALITIES] && modalities->kind == BT_JSON_ARRAY) {
-        bt_json_iter_init(&iter, modalities);
-        while (bt_json_next_item(&iter, &item)) {
-            if (!bt_json_string_equals(&item, "text"))
-                (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
-                               "modalities other than text are not supported.");
-        }
-    }
-    if (fields->is_given[CHAT_CHAT_TEMPLATE_KWARGS] && kwargs->kind == BT_JSON_OBJECT) {
-        api_fields_collect(&inner, kwargs, THINKING, 1, fields->failure, NULL, NULL);
-        bool is_on = inner.is_given[0] && inner.values[0].kind == BT_JSON_TRUE;
-        if (!is_on)
-            api_refuse_unless_neutral(fields, CHAT_CHAT_TEMPLATE_KWARGS, " for this template");
-    }
+    refuse_modalities(fields);
     for (size_t field = CHAT_FIRST_REFUSED; field < CHAT_FIELD_COUNT; field++) {
         if (field == CHAT_REASONING_EFFORT && bt_json_string_equals(&fields->values[field], "none"))
             continue;
@@ -366,6 +390,7 @@ void api_chat_read(api_reader *reader, const bt_json *root) {
     read_returns(&fields, request);
     read_stream_options(&fields, request);
     refuse_others(&fields);
+    read_template_arguments(reader, &fields);
     api_rid_read(&fields, CHAT_RID, request);
     request->generation.mask_mode =
         api_mask_mode_read(&fields, CHAT_RETURN_SAMPLING_MASK, CHAT_SAMPLING_LOGPROBS_MODE);

@@ -10,6 +10,7 @@ typedef struct api_reader {
     const api_model *model;
     api_request *request;
     api_failure *failure;
+    chat_options chat;
 } api_reader;
 
 void api_generate_read(api_reader *reader, const bt_json *root);

@@ -81,6 +81,7 @@ typedef struct dispatch_options {
     uint32_t no_worker_grace_ms;  /* [30000] queueing without any ready pair */
     uint32_t attempts_max;        /* [3] tries of one request */
     uint64_t stream_window_bytes; /* [1 MiB] raised to one row at the cap plus one frame */
+    uint32_t vocab_min;           /* ids the tokenizer has; a smaller model is refused. 0: any */
     uint64_t seed;                /* of tie-breaks */
 } dispatch_options;
 

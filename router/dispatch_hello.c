@@ -94,6 +94,12 @@ static bool check_record(dispatch *d, connection *from, const cluster_record *re
 static bool check_vocabulary(dispatch *d, connection *from, const proto_hello *hello,
                              const char *name) {
     const worker *founder = dispatch_hello_founder(d);
+    if (hello->vocab_size < d->options.vocab_min) {
+        refuse(d, from,
+               "the tokenizer does not fit the model: it has %u ids, the model of %s only %u",
+               d->options.vocab_min, name, hello->vocab_size);
+        return false;
+    }
     if (founder == NULL || founder->hello.vocab_size == hello->vocab_size) return true;
     refuse(d, from, "vocab_size differs: %u on %s, %u on %s", hello->vocab_size, name,
            founder->hello.vocab_size, founder->name);

@@ -1,0 +1,364 @@
+/* Flows: commands of the HTTP threads into the dispatch, rows and ends back to them. */
+#include "router/control.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "router/api_errors.h"
+#include "router/control_internal.h"
+
+enum {
+    COMMANDS_PER_FLOW = 4, /* submit, cancel, one grant at a time, release */
+    BATCHES_PER_THREAD = 8192,
+};
+
+typedef enum command_kind {
+    COMMAND_SUBMIT,
+    COMMAND_CANCEL,
+    COMMAND_GRANT,
+    COMMAND_RELEASE,
+} command_kind;
+
+typedef struct command {
+    command_kind kind;
+    control_flow *flow;
+} command;
+
+/* ---- to the HTTP threads --------------------------------------------------------------------- */
+
+static void flush_pending(control_lane *lane) {
+    while (lane->first_pending != NULL) {
+        control_batch *batch = lane->first_pending;
+        control_batch *next = batch->next;
+        if (!bt_ring_push(lane->batches, &batch)) return;
+        lane->first_pending = next;
+    }
+    lane->last_pending = NULL;
+}
+
+/* What does not fit into the ring waits here, in order; its bytes are bounded by the budget. */
+static void hand_on(control *c, control_batch *batch) {
+    control_lane *lane = &c->lanes[batch->flow->thread];
+    batch->next = NULL;
+    flush_pending(lane);
+    if (lane->first_pending == NULL && bt_ring_push(lane->batches, &batch)) return;
+    if (lane->first_pending == NULL) {
+        lane->first_pending = batch;
+    } else {
+        lane->last_pending->next = batch;
+    }
+    lane->last_pending = batch;
+}
+
+/* ---- request ids ----------------------------------------------------------------------------- */
+
+static control_flow **rid_chain(control *c, const char *rid) {
+    uint64_t hash = 1469598103934665603u;
+    for (; *rid != 0; rid++) {
+        hash = (hash ^ (unsigned char)*rid) * 1099511628211u;
+    }
+    return &c->by_rid[(hash ^ hash >> 32) & c->rid_mask];
+}
+
+static bool is_rid_taken(control *c, const char *rid) {
+    for (const control_flow *flow = *rid_chain(c, rid); flow != NULL; flow = flow->next_by_rid) {
+        if (strcmp(flow->rid, rid) == 0) return true;
+    }
+    return false;
+}
+
+static void add_rid(control *c, control_flow *flow) {
+    control_flow **chain = rid_chain(c, flow->rid);
+    flow->next_by_rid = *chain;
+    *chain = flow;
+}
+
+static void remove_rid(control *c, control_flow *flow) {
+    control_flow **at = rid_chain(c, flow->rid);
+    while (*at != flow) {
+        BT_ASSERT(*at != NULL);
+        at = &(*at)->next_by_rid;
+    }
+    *at = flow->next_by_rid;
+}
+
+/* ---- the dispatch's ops ---------------------------------------------------------------------- */
+
+/* An op must not call back, so the flow is cancelled in the next step. */
+static void doom(control *c, control_flow *flow, bt_status status, const char *text) {
+    if (flow->is_doomed) return;
+    flow->is_doomed = true;
+    flow->end.status = status;
+    snprintf(flow->end.text, sizeof(flow->end.text), "%s", text);
+    flow->next_doomed = c->doomed;
+    c->doomed = flow;
+}
+
+static void on_rows(void *context, uint64_t request, const uint8_t *records, size_t bytes,
+                    uint32_t row_count) {
+    (void)row_count;
+    control *c = context;
+    control_flow *flow = (control_flow *)(uintptr_t)request;
+    if (flow->is_doomed) return;
+    if (!budget_take(&c->in_flight, bytes)) {
+        doom(c, flow, BT_ERR_REQUEST_FULL, "the router cannot take in more rows now");
+        return;
+    }
+    control_batch *batch = bt_malloc(sizeof(*batch) + bytes);
+    if (batch == NULL) {
+        budget_give(&c->in_flight, bytes);
+        doom(c, flow, BT_ERR_WORKER_MEMORY, "the router is out of memory");
+        return;
+    }
+    batch->flow = flow;
+    batch->bytes = bytes;
+    batch->records = (uint8_t *)(batch + 1);
+    memcpy(batch->records, records, bytes);
+    hand_on(c, batch);
+}
+
+/* Tells the flow's end, exactly once. */
+static void end_flow(control *c, control_flow *flow) {
+    flow->end_batch.flow = flow;
+    flow->end_batch.bytes = 0;
+    hand_on(c, &flow->end_batch);
+}
+
+static void on_end(void *context, uint64_t request, const dispatch_end *end) {
+    control *c = context;
+    control_flow *flow = (control_flow *)(uintptr_t)request;
+    BT_ASSERT(flow->is_live);
+    flow->is_live = false;
+    remove_rid(c, flow);
+    if (flow->is_doomed) {
+        flow->end.http_status = api_error_http_status(flow->end.status);
+    } else {
+        flow->end = *end;
+    }
+    end_flow(c, flow);
+}
+
+static void on_ready_changed(void *context, bool is_ready) {
+    control *c = context;
+    c->is_stale = true;
+    bt_log_info("control", is_ready ? "a pair of workers is ready" : "no pair of workers is ready");
+}
+
+/* ---- commands -------------------------------------------------------------------------------- */
+
+static void refuse_flow(control *c, control_flow *flow, bt_status status, const char *text) {
+    memset(&flow->end, 0, sizeof(flow->end));
+    flow->end.status = status;
+    flow->end.http_status = api_error_http_status(status);
+    snprintf(flow->end.text, sizeof(flow->end.text), "%s", text);
+    end_flow(c, flow);
+}
+
+static void submit(control *c, control_flow *flow) {
+    bt_error error = {0};
+    if (is_rid_taken(c, flow->rid)) {
+        snprintf(error.text, sizeof(error.text), "Duplicate request ID detected: %s", flow->rid);
+        refuse_flow(c, flow, BT_ERR_REQUEST_DUPLICATE, error.text);
+        return;
+    }
+    flow->request.id = (uint64_t)(uintptr_t)flow;
+    flow->is_live = true;
+    add_rid(c, flow);
+    bt_status status = dispatch_submit(c->dispatch, &flow->request, control_now(c), &error);
+    if (status == BT_OK) return;
+    flow->is_live = false;
+    remove_rid(c, flow);
+    refuse_flow(c, flow, status, error.text[0] != 0 ? error.text : bt_status_string(status));
+}
+
+static void carry_out(control *c, const command *order) {
+    control_flow *flow = order->flow;
+    switch (order->kind) {
+    case COMMAND_SUBMIT: submit(c, flow); break;
+    case COMMAND_CANCEL:
+        if (flow->is_live) dispatch_cancel(c->dispatch, flow->request.id, control_now(c));
+        break;
+    case COMMAND_GRANT:
+        atomic_store(&flow->is_grant_queued, false);
+        uint64_t bytes = atomic_exchange(&flow->granted_bytes, 0);
+        if (flow->is_live && bytes > 0)
+            dispatch_grant(c->dispatch, flow->request.id, bytes, control_now(c));
+        break;
+    case COMMAND_RELEASE:
+        BT_ASSERT(!flow->is_live);
+        flow->on_free(flow);
+        break;
+    }
+}
+
+static void on_commands(void *context) {
+    control_lane *lane = context;
+    command order;
+    bt_ring_disarm(lane->commands);
+    do {
+        while (bt_ring_pop(lane->commands, &order)) {
+            carry_out(lane->control, &order);
+        }
+    } while (!bt_ring_arm(lane->commands));
+}
+
+static void cancel_doomed(control *c) {
+    while (c->doomed != NULL) {
+        control_flow *flow = c->doomed;
+        c->doomed = flow->next_doomed;
+        if (flow->is_live) dispatch_cancel(c->dispatch, flow->request.id, control_now(c));
+    }
+}
+
+bool control_step(void *context) {
+    control *c = context;
+    cancel_doomed(c);
+    if (c->is_stale) control_publish(c);
+    return false;
+}
+
+static void on_tick(void *context) {
+    control *c = context;
+    dispatch_tick(c->dispatch, control_now(c));
+    for (uint32_t i = 0; i < c->options.threads; i++) {
+        flush_pending(&c->lanes[i]);
+    }
+    control_publish(c);
+}
+
+/* ---- the HTTP threads' side ------------------------------------------------------------------ */
+
+static void give_order(control *c, command_kind kind, control_flow *flow) {
+    const command order = {kind, flow};
+    /* The ring holds every command that all flows of the thread can have at once. */
+    bool is_pushed = bt_ring_push(c->lanes[flow->thread].commands, &order);
+    BT_ASSERT(is_pushed);
+}
+
+void control_submit(control *c, control_flow *flow) {
+    give_order(c, COMMAND_SUBMIT, flow);
+}
+
+void control_cancel(control *c, control_flow *flow) {
+    give_order(c, COMMAND_CANCEL, flow);
+}
+
+void control_grant(control *c, control_flow *flow, uint64_t bytes) {
+    atomic_fetch_add(&flow->granted_bytes, bytes);
+    if (!atomic_exchange(&flow->is_grant_queued, true)) give_order(c, COMMAND_GRANT, flow);
+}
+
+void control_release(control *c, control_flow *flow) {
+    give_order(c, COMMAND_RELEASE, flow);
+}
+
+bt_ring *control_ring(control *c, uint32_t thread) {
+    return c->lanes[thread].batches;
+}
+
+control_batch *control_next(control *c, uint32_t thread) {
+    control_batch *batch;
+    return bt_ring_pop(c->lanes[thread].batches, &batch) ? batch : NULL;
+}
+
+void control_batch_free(control *c, control_batch *batch) {
+    budget_give(&c->in_flight, batch->bytes);
+    bt_free(batch);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static bt_status create_lanes(control *c) {
+    c->lanes = bt_calloc(c->options.threads, sizeof(*c->lanes));
+    if (c->lanes == NULL) return BT_ERR_WORKER_MEMORY;
+    for (uint32_t i = 0; i < c->options.threads; i++) {
+        control_lane *lane = &c->lanes[i];
+        lane->control = c;
+        bt_status status = bt_ring_create(COMMANDS_PER_FLOW * c->options.flows_per_thread_max,
+                                          sizeof(command), &lane->commands);
+        if (status == BT_OK)
+            status = bt_ring_create(BATCHES_PER_THREAD, sizeof(control_batch *), &lane->batches);
+        if (status == BT_OK)
+            status = bt_loop_watch(c->loop, bt_ring_get_fd(lane->commands), on_commands, lane,
+                                   &lane->source);
+        if (status != BT_OK) return status;
+    }
+    return BT_OK;
+}
+
+static bt_status create_rids(control *c) {
+    size_t chains = 64;
+    while (chains < (size_t)c->options.threads * c->options.flows_per_thread_max) {
+        chains *= 2;
+    }
+    c->by_rid = bt_calloc(chains, sizeof(control_flow *));
+    c->rid_mask = chains - 1;
+    return c->by_rid != NULL ? BT_OK : BT_ERR_WORKER_MEMORY;
+}
+
+bt_status control_create(const control_options *options, bt_loop *loop, control **out,
+                         bt_error *error) {
+    control *c = bt_calloc(1, sizeof(*c));
+    if (c == NULL) return bt_fail(error, BT_ERR_WORKER_MEMORY, "no memory for the control thread");
+    c->options = *options;
+    c->loop = loop;
+    c->clock = bt_clock_system();
+    budget_init(&c->in_flight, options->in_flight_bytes_max);
+    pthread_mutex_init(&c->mutex, NULL);
+    const dispatch_ops ops = {.send = control_link_send,
+                              .close = control_link_close,
+                              .on_rows = on_rows,
+                              .on_end = on_end,
+                              .on_ready_changed = on_ready_changed,
+                              .context = c};
+    bt_status status = dispatch_create(&options->dispatch, &ops, &c->dispatch);
+    if (status == BT_OK) status = create_lanes(c);
+    if (status == BT_OK) status = create_rids(c);
+    if (status == BT_OK) status = bt_loop_every(loop, CONTROL_TICK_US, on_tick, c, &c->tick);
+    if (status != BT_OK) {
+        (void)bt_fail(error, status, "the control thread cannot start: %s",
+                      bt_status_string(status));
+    } else {
+        status = control_links_open(c, error);
+    }
+    if (status != BT_OK) {
+        control_destroy(c);
+        return status;
+    }
+    control_publish(c);
+    *out = c;
+    return BT_OK;
+}
+
+static void destroy_lane(control *c, control_lane *lane) {
+    control_batch *batch;
+    command order;
+    bt_loop_source_free(lane->source);
+    flush_pending(lane);
+    while (lane->batches != NULL && bt_ring_pop(lane->batches, &batch)) {
+        if (batch->bytes > 0) control_batch_free(c, batch);
+        flush_pending(lane);
+    }
+    while (lane->commands != NULL && bt_ring_pop(lane->commands, &order)) {
+        if (order.kind == COMMAND_RELEASE) order.flow->on_free(order.flow);
+    }
+    bt_ring_destroy(lane->batches);
+    bt_ring_destroy(lane->commands);
+}
+
+void control_destroy(control *c) {
+    if (c == NULL) return;
+    control_links_close(c);
+    dispatch_destroy(c->dispatch);
+    for (uint32_t i = 0; c->lanes != NULL && i < c->options.threads; i++) {
+        destroy_lane(c, &c->lanes[i]);
+    }
+    bt_loop_source_free(c->tick);
+    bt_free(c->lanes);
+    bt_free(c->by_rid);
+    pthread_mutex_destroy(&c->mutex);
+    bt_free(c);
+}

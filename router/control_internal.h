@@ -1,0 +1,67 @@
+/* Shared by control.c (flows), control_links.c (workers) and control_look.c (what is published). */
+#ifndef BT_ROUTER_CONTROL_INTERNAL_H
+#define BT_ROUTER_CONTROL_INTERNAL_H
+
+#include <pthread.h>
+
+#include "base/clock.h"
+#include "proto/link.h"
+#include "proto/listener.h"
+#include "router/budget.h"
+#include "router/control.h"
+#include "router/id_map.h"
+
+enum {
+    CONTROL_LINKS_MAX = 2048, /* two of each worker, and those being refused */
+    CONTROL_TICK_US = 20 * 1000,
+};
+
+/* The two rings of one HTTP thread, and what did not fit into the one towards it. */
+typedef struct control_lane {
+    bt_ring *commands;
+    bt_ring *batches;
+    control_batch *first_pending, *last_pending;
+    bt_loop_source *source;
+    control *control;
+} control_lane;
+
+typedef struct control_link {
+    control *control;
+    proto_link *link;
+    dispatch_link id;
+    bool is_closing; /* the dispatch knows no more of it */
+} control_link;
+
+struct control {
+    control_options options;
+    bt_loop *loop;
+    bt_clock clock;
+    dispatch *dispatch;
+    control_lane *lanes; /* [options.threads] */
+    bt_loop_source *tick;
+    budget in_flight;
+    control_flow *doomed;
+    control_flow **by_rid; /* [rid_mask + 1] chains */
+    size_t rid_mask;
+    /* Workers. */
+    proto_listener *listener;
+    id_map links;
+    dispatch_link next_link;
+    /* What other threads may see. */
+    pthread_mutex_t mutex;
+    api_snapshot snapshot; /* under mutex */
+    api_snapshot fresh;    /* the control thread's, while it is made */
+    bool is_stale;         /* publish at the next step */
+};
+
+static inline uint64_t control_now(const control *c) {
+    return bt_clock_now_us(&c->clock);
+}
+
+bt_status control_links_open(control *c, bt_error *error);
+void control_links_close(control *c);
+void control_link_send(void *context, dispatch_link link, proto_message *message);
+void control_link_close(void *context, dispatch_link link);
+void control_publish(control *c);
+
+#endif

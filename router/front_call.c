@@ -1,0 +1,235 @@
+/* Requests to generate: between the connection, the intake and the control thread. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/mem.h"
+#include "router/front_internal.h"
+
+/* ---- the output of a call: its HTTP exchange --------------------------------------------------
+ */
+
+static void begin(void *context, int status, const char *content_type, int64_t content_bytes,
+                  const char *fields) {
+    front_call *call = context;
+    const http_head head = {status, content_type, content_bytes, fields};
+    http_exchange_begin(call->exchange, &head);
+}
+
+static void add(void *context, const char *bytes, size_t count) {
+    front_call *call = context;
+    http_exchange_add(call->exchange, bytes, count);
+}
+
+/* The exchange may take the next request inside the call, so it is forgotten before. */
+static void end(void *context) {
+    front_call *call = context;
+    http_exchange *exchange = call->exchange;
+    call->exchange = NULL;
+    http_exchange_end(exchange);
+}
+
+static void cut(void *context) {
+    front_call *call = context;
+    http_exchange *exchange = call->exchange;
+    call->exchange = NULL;
+    http_exchange_cut(exchange);
+}
+
+static size_t room(void *context) {
+    const front_call *call = context;
+    return http_exchange_room(call->exchange);
+}
+
+static void cancel(void *context) {
+    front_call *call = context;
+    control_cancel(call->thread->front->options.control, &call->flow);
+}
+
+static void grant(void *context, uint64_t bytes) {
+    front_call *call = context;
+    control_grant(call->thread->front->options.control, &call->flow, bytes);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void free_parts(front_call *call) {
+    front_thread *thread = call->thread;
+    if (call->previous != NULL) {
+        call->previous->next = call->next;
+    } else {
+        thread->calls = call->next;
+    }
+    if (call->next != NULL) call->next->previous = call->previous;
+    thread->call_count--;
+    http_server_body_free(thread->front->options.http.body_budget, call->body,
+                          call->job.body_bytes);
+    if (call->has_call) {
+        api_call_fini(&call->call);
+    } else if (call->job.is_good) {
+        api_request_fini(&call->job.request);
+    }
+}
+
+static void on_free(control_flow *flow) {
+    bt_free(flow);
+}
+
+/* Frees the call once nobody needs it: at once, or through the control thread that may still have
+ * commands of it in its ring. */
+static void release_if_over(front_call *call) {
+    if (call->exchange != NULL || !call->call.has_ended) return;
+    control *c = call->thread->front->options.control;
+    free_parts(call);
+    control_release(c, &call->flow);
+}
+
+static void drop(front_call *call) {
+    free_parts(call);
+    bt_free(call);
+}
+
+void front_calls_free(front_thread *thread) {
+    const http_owner nobody = {0};
+    while (thread->calls != NULL) {
+        front_call *call = thread->calls;
+        if (call->exchange != NULL) http_exchange_own(call->exchange, &nobody);
+        drop(call);
+    }
+}
+
+/* ---- what happens to a call ------------------------------------------------------------------ */
+
+static void on_room(void *context) {
+    front_call *call = context;
+    api_call_on_room(&call->call);
+    release_if_over(call);
+}
+
+static void on_gone(void *context) {
+    front_call *call = context;
+    call->exchange = NULL;
+    if (!call->has_call) return; /* the intake still has the job */
+    api_call_on_gone(&call->call);
+    release_if_over(call);
+}
+
+static api_output output_of(front_call *call) {
+    return (api_output){
+        .begin = begin, .add = add, .end = end, .cut = cut, .room = room, .context = call};
+}
+
+static void refuse(http_exchange *exchange, api_kind kind, int status, const char *text) {
+    bt_text body;
+    api_error_shape shape = kind == API_GENERATE ? API_ERROR_GENERATE : API_ERROR_OPENAI;
+    bt_text_init(&body, 4096);
+    api_error_write(&body, shape, status, text);
+    const http_head head = {status, "application/json", (int64_t)body.used, "Retry-After: 1\r\n"};
+    http_exchange_reply(exchange, &head, body.used > 0 ? body.bytes : "");
+    bt_text_fini(&body);
+}
+
+void front_generate(front_thread *thread, http_exchange *exchange, api_kind kind, char *body,
+                    size_t body_bytes) {
+    const front_options *options = &thread->front->options;
+    front_call *call = NULL;
+    if (thread->call_count < options->flows_per_thread_max) call = bt_calloc(1, sizeof(*call));
+    if (call == NULL) {
+        http_server_body_free(options->http.body_budget, body, body_bytes);
+        refuse(exchange, kind, 503, "too many requests are being served");
+        return;
+    }
+    call->thread = thread;
+    call->exchange = exchange;
+    call->body = body;
+    call->started_us = bt_clock_now_us(&thread->front->clock);
+    call->job =
+        (intake_job){.kind = kind, .body = body != NULL ? body : "", .body_bytes = body_bytes};
+    call->next = thread->calls;
+    if (call->next != NULL) call->next->previous = call;
+    thread->calls = call;
+    thread->call_count++;
+    if (!intake_give(options->intake, thread->index, &call->job)) {
+        drop(call);
+        refuse(exchange, kind, 503, "too many requests are being read");
+        return;
+    }
+    const http_owner owner = {.on_room = on_room, .on_gone = on_gone, .context = call};
+    http_exchange_own(exchange, &owner);
+}
+
+static void start_call(front_call *call) {
+    front *f = call->thread->front;
+    const api_call_options options = {
+        .settings = f->options.settings,
+        .limits = f->options.limits,
+        .time = {.clock = f->clock, .wall_seconds = front_wall_seconds},
+        .output = output_of(call),
+        .backend = {.cancel = cancel, .grant = grant, .context = call},
+        .scratch = &call->thread->scratch,
+        .started_us = call->started_us,
+    };
+    api_call_init(&call->call, &options, &call->job.request);
+    call->has_call = true;
+    const api_request *request = &call->call.request;
+    call->flow.thread = call->thread->index;
+    call->flow.rid = request->rid;
+    call->flow.on_free = on_free;
+    call->flow.request = (dispatch_request){
+        .prompt = request->prompt.ids,
+        .prompt_tokens = request->prompt.count,
+        .generation = request->generation,
+        .is_credited = request->streams,
+    };
+    control_submit(f->options.control, &call->flow);
+}
+
+static void take_job(front_call *call) {
+    http_server_body_free(call->thread->front->options.http.body_budget, call->body,
+                          call->job.body_bytes);
+    call->body = NULL;
+    call->job.body_bytes = 0;
+    if (call->exchange == NULL) {
+        drop(call);
+    } else if (call->job.is_good) {
+        start_call(call);
+    } else {
+        api_output output = output_of(call);
+        api_answer_failure(&output, &call->job.failure);
+        drop(call);
+    }
+}
+
+void front_on_intake(void *context) {
+    front_intake_watch *watch = context;
+    front_thread *thread = watch->thread;
+    intake *in = thread->front->options.intake;
+    bt_ring *ring = intake_ring(in, thread->index, watch->index);
+    bt_ring_disarm(ring);
+    do {
+        intake_job *job;
+        while ((job = intake_next(in, thread->index, watch->index)) != NULL) {
+            take_job((front_call *)((char *)job - offsetof(front_call, job)));
+        }
+    } while (!bt_ring_arm(ring));
+}
+
+void front_on_control(void *context) {
+    front_thread *thread = context;
+    control *c = thread->front->options.control;
+    bt_ring *ring = control_ring(c, thread->index);
+    bt_ring_disarm(ring);
+    do {
+        control_batch *batch;
+        while ((batch = control_next(c, thread->index)) != NULL) {
+            front_call *call = (front_call *)batch->flow;
+            if (batch->bytes == 0) {
+                api_call_on_end(&call->call, &call->flow.end);
+            } else {
+                api_call_on_rows(&call->call, batch->records, batch->bytes);
+                control_batch_free(c, batch);
+            }
+            release_if_over(call);
+        }
+    } while (!bt_ring_arm(ring));
+}

@@ -1,0 +1,74 @@
+/* Shared by front.c (threads), front_route.c (paths) and front_call.c (requests to generate). */
+#ifndef BT_ROUTER_FRONT_INTERNAL_H
+#define BT_ROUTER_FRONT_INTERNAL_H
+
+#include <pthread.h>
+
+#include "proto/listener.h"
+#include "router/front.h"
+
+typedef struct front_thread front_thread;
+
+/* One request to generate, from its body to its last byte.
+ *
+ *   READING    the intake has the job
+ *   RUNNING    the control thread has the flow; ends with its end
+ * It is freed when the exchange was answered (or its client left) and neither has it any more. */
+typedef struct front_call {
+    control_flow flow; /* first: the control thread gives it back as a flow */
+    front_thread *thread;
+    struct front_call *previous, *next;
+    http_exchange *exchange; /* NULL: answered, or the client left */
+    char *body;
+    intake_job job;
+    uint64_t started_us;
+    bool has_call; /* call is initialised */
+    api_call call;
+} front_call;
+
+struct front_thread {
+    front *front;
+    uint32_t index;
+    bt_loop *loop;
+    http_server *server;
+    bt_ring *sockets; /* accepted by thread 0 */
+    bt_loop_source *sockets_source, *control_source, *stop_source;
+    struct front_intake_watch *watches; /* [intake_threads] */
+    int stop_fd;
+    pthread_t id;
+    bool is_running;
+    front_call *calls;
+    uint32_t call_count;
+    bt_text scratch;
+    api_snapshot snapshot; /* while an answer is made */
+};
+
+typedef struct front_intake_watch {
+    front_thread *thread;
+    uint32_t index;
+    bt_loop_source *source;
+} front_intake_watch;
+
+struct front {
+    front_options options;
+    front_thread *threads;
+    proto_listener *listener;
+    uint32_t next_thread;
+    bt_clock clock;
+    int64_t started_s;
+};
+
+double front_wall_seconds(void *context);
+/* The handler of http_server. */
+void front_on_request(void *context, http_exchange *exchange, const http_request *request,
+                      char *body, size_t body_bytes);
+/* Takes body. */
+void front_generate(front_thread *thread, http_exchange *exchange, api_kind kind, char *body,
+                    size_t body_bytes);
+/* What the intake and the control thread give back. */
+void front_on_intake(void *context);
+void front_on_control(void *context);
+/* Frees every call; nothing else refers to them any more. */
+void front_calls_free(front_thread *thread);
+
+#endif

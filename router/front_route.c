@@ -1,0 +1,149 @@
+/* Paths: what is answered at once, and what is refused. */
+#include <stdio.h>
+#include <string.h>
+
+#include "router/front_internal.h"
+
+static void reply(http_exchange *exchange, int status, const char *content_type,
+                  const bt_text *body, const char *fields) {
+    const http_head head = {status, content_type, (int64_t)body->used, fields};
+    http_exchange_reply(exchange, &head, body->used > 0 ? body->bytes : "");
+}
+
+static void reply_json(front_thread *thread, http_exchange *exchange, int status) {
+    if (thread->scratch.has_failed) {
+        bt_text_clear(&thread->scratch);
+        api_error_write(&thread->scratch, API_ERROR_OPENAI, 503, "out of memory");
+        status = 503;
+    }
+    reply(exchange, status, "application/json", &thread->scratch, NULL);
+}
+
+/* CORS: browsers ask before they send a JSON body. What they want to send is allowed. */
+static void answer_preflight(front_thread *thread, http_exchange *exchange,
+                             const http_request *request) {
+    const char *wanted = http_request_field(request, "access-control-request-headers");
+    bt_text_clear(&thread->scratch);
+    bt_text_add_format(&thread->scratch,
+                       "Access-Control-Allow-Methods: GET, HEAD, POST, PUT, OPTIONS\r\n"
+                       "Access-Control-Allow-Headers: %.2000s\r\nAccess-Control-Max-Age: 86400\r\n",
+                       wanted != NULL && wanted[0] != 0 ? wanted : "*");
+    const http_head head = {204, NULL, 0, thread->scratch.bytes};
+    http_exchange_reply(exchange, &head, "");
+}
+
+static void answer_not_found(front_thread *thread, http_exchange *exchange,
+                             const http_request *request) {
+    char text[300];
+    snprintf(text, sizeof(text), "there is nothing at %.200s", request->path);
+    bt_text_clear(&thread->scratch);
+    api_error_write(&thread->scratch, API_ERROR_OPENAI, 404, text);
+    reply_json(thread, exchange, 404);
+}
+
+static void answer_not_allowed(front_thread *thread, http_exchange *exchange,
+                               const http_request *request, const char *allow) {
+    char text[300];
+    char fields[128];
+    snprintf(text, sizeof(text), "%.32s is not allowed at %.200s, only %s", request->method_name,
+             request->path, allow);
+    snprintf(fields, sizeof(fields), "Allow: %s\r\n", allow);
+    bt_text_clear(&thread->scratch);
+    api_error_write(&thread->scratch, API_ERROR_OPENAI, 405, text);
+    reply(exchange, 405, "application/json", &thread->scratch, fields);
+}
+
+static void answer_health(front_thread *thread, http_exchange *exchange) {
+    bt_text_clear(&thread->scratch);
+    if (control_is_ready(thread->front->options.control)) {
+        reply(exchange, 200, NULL, &thread->scratch, NULL);
+        return;
+    }
+    api_error_write(&thread->scratch, API_ERROR_OPENAI, 503,
+                    "no pair of a prefill and a decode worker is ready");
+    reply(exchange, 503, "application/json", &thread->scratch, "Retry-After: 1\r\n");
+}
+
+static void answer_root(front_thread *thread, http_exchange *exchange) {
+    bt_text_clear(&thread->scratch);
+    bt_text_add_string(&thread->scratch, "Baton router. POST /generate or /v1/chat/completions.\n");
+    reply(exchange, 200, "text/plain", &thread->scratch, NULL);
+}
+
+static void answer_info(front_thread *thread, http_exchange *exchange, api_route route,
+                        const char *rest) {
+    const front *f = thread->front;
+    const api_settings *settings = f->options.settings;
+    api_snapshot *snapshot = &thread->snapshot;
+    bt_text *out = &thread->scratch;
+    int status = 200;
+    control_get_snapshot(f->options.control, snapshot);
+    bt_text_clear(out);
+    switch (route) {
+    case API_ROUTE_MODELS: api_models_write(out, settings, &snapshot->model, f->started_s); break;
+    case API_ROUTE_MODEL:
+        if (!api_model_write(out, settings, &snapshot->model, f->started_s, rest)) status = 404;
+        break;
+    case API_ROUTE_SERVER_INFO: api_server_info_write(out, settings, snapshot); break;
+    case API_ROUTE_MODEL_INFO: api_model_info_write(out, settings, snapshot); break;
+    case API_ROUTE_WEIGHT_VERSION:
+        bt_text_add_string(out, "{\"weight_version\":\"default\"}");
+        break;
+    case API_ROUTE_NONE:
+    case API_ROUTE_GENERATE:
+    case API_ROUTE_CHAT:
+    case API_ROUTE_HEALTH:
+    case API_ROUTE_LIVENESS:
+    case API_ROUTE_ROOT: break;
+    }
+    reply_json(thread, exchange, status);
+}
+
+/* Everything that is answered from here. */
+static void answer_now(front_thread *thread, http_exchange *exchange, const http_request *request) {
+    const char *allow, *rest;
+    api_route route = api_route_find(request->method, request->path, &allow, &rest);
+    if (request->method == HTTP_METHOD_OPTIONS) {
+        answer_preflight(thread, exchange, request);
+        return;
+    }
+    if (route == API_ROUTE_NONE) {
+        answer_not_found(thread, exchange, request);
+        return;
+    }
+    if (allow != NULL) {
+        answer_not_allowed(thread, exchange, request, allow);
+        return;
+    }
+    switch (route) {
+    case API_ROUTE_HEALTH: answer_health(thread, exchange); break;
+    case API_ROUTE_LIVENESS:
+        bt_text_clear(&thread->scratch);
+        reply(exchange, 200, NULL, &thread->scratch, NULL);
+        break;
+    case API_ROUTE_ROOT: answer_root(thread, exchange); break;
+    case API_ROUTE_NONE:
+    case API_ROUTE_GENERATE:
+    case API_ROUTE_CHAT:
+    case API_ROUTE_MODELS:
+    case API_ROUTE_MODEL:
+    case API_ROUTE_SERVER_INFO:
+    case API_ROUTE_MODEL_INFO:
+    case API_ROUTE_WEIGHT_VERSION: answer_info(thread, exchange, route, rest); break;
+    }
+}
+
+void front_on_request(void *context, http_exchange *exchange, const http_request *request,
+                      char *body, size_t body_bytes) {
+    front_thread *thread = context;
+    const char *allow, *rest;
+    api_route route = api_route_find(request->method, request->path, &allow, &rest);
+    bool is_for_reading = allow == NULL && request->method != HTTP_METHOD_OPTIONS;
+    if (is_for_reading && (route == API_ROUTE_GENERATE || route == API_ROUTE_CHAT)) {
+        api_kind kind = route == API_ROUTE_GENERATE ? API_GENERATE : API_CHAT;
+        front_generate(thread, exchange, kind, body, body_bytes);
+        return;
+    }
+    http_server_body_free(thread->front->options.http.body_budget, body, body_bytes);
+    answer_now(thread, exchange, request);
+}

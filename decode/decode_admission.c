@@ -150,20 +150,21 @@ void decode_on_cancel(decode_core *core, proto_attempt id) {
     if (a != NULL) decode_end(core, a, "cancelled");
 }
 
-/* A FULL is followed by one CAPACITY once something became free. */
+/* A FULL is followed by one CAPACITY, once there is at least one of everything again. */
 void decode_capacity_turn(decode_core *core) {
     if (!core->owes_capacity || !core->has_released) return;
     if (core->session.state != WORKER_SESSION_SERVING) return;
-    uint32_t free_places = 0;
-    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
-        free_places += core->attempts[i].state == DECODE_FREE;
-    }
+    core->has_released = false;
     proto_message message = {.kind = PROTO_CAPACITY};
-    message.capacity = (proto_capacity){
-        .pages_free = kv_pool_count(core->options.pages).free,
-        .rows_free = row_pool_free_count(core->rows),
-        .sequences_free = free_places,
-    };
+    proto_capacity *capacity = &message.capacity;
+    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
+        capacity->sequences_free += core->attempts[i].state == DECODE_FREE;
+    }
+    capacity->pages_free = kv_pool_count(core->options.pages).free;
+    capacity->rows_free = row_pool_free_count(core->rows);
+    if (capacity->sequences_free == 0 || capacity->pages_free == 0 || capacity->rows_free == 0) {
+        return;
+    }
     core->owes_capacity = false;
     core->options.ops.send(core->options.ops.context, PROTO_LANE_CONTROL, &message);
 }

@@ -167,10 +167,11 @@ void prefill_core_tick(prefill_core *core) {
         prefill_hang_up(core, "the router is silent while %s",
                         worker_session_state_name(core->session.state));
     }
-    if (core->sender != NULL) handoff_sender_tick(core->sender);
+    /* The sender knows the same deadlines, but not what was waited for. */
     for (uint32_t i = 0; i < core->options.attempts_max; i++) {
         expire(core, &core->attempts[i], now_us);
     }
+    if (core->sender != NULL) handoff_sender_tick(core->sender);
     prefill_step_tick(core, now_us);
     if (now_us >= core->next_check_us) {
         core->next_check_us = now_us + CHECK_US;

@@ -232,6 +232,22 @@ void world_settle(world *w) {
     }
 }
 
+void world_run_until_filling(world *w) {
+    w->is_network_held = true;
+    world_settle(w);
+    for (int i = 0; i < 100000; i++) {
+        const uint32_t count = xfer_loop_event_count(w->network);
+        for (uint32_t e = 0; e < count; e++) {
+            const xfer_loop_event event = xfer_loop_event_at(w->network, e);
+            if (event.kind == XFER_LOOP_COPY && event.at == w->decode.mover) return;
+        }
+        assert_true(count > 0);
+        xfer_loop_step(w->network, 0);
+        world_settle(w);
+    }
+    fail_msg("no transfer began");
+}
+
 static bool is_session_open(const world *w, const world_side *side) {
     const worker_session_state state =
         side->decode != NULL ? world_decode_view(w).session : world_prefill_view(w).session;

@@ -19,7 +19,7 @@
 enum {
     WORLD_SENT_MAX = 4096,
     WORLD_PROMPT_MAX = 2048,
-    WORLD_ROWS_MAX = 512,
+    WORLD_ROWS_MAX = 2048,
     WORLD_SUPPORT_MAX = 64,
     WORLD_ROUTER = 0x7007,
     WORLD_VOCAB = 5000,
@@ -99,6 +99,8 @@ void world_destroy(world *w);
 
 /* Does what can be done at this instant: messages between the movers, steps, turns. */
 void world_settle(world *w);
+/* Steps the network until decode has posted a receive, and holds it there. */
+void world_run_until_filling(world *w);
 /* Turns the clock on in steps of at most 50 ms, with ticks and pings, settling in between. */
 void world_advance(world *w, uint64_t us);
 /* Both workers through hello, welcome, ready and pairing. */

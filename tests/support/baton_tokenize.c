@@ -5,7 +5,8 @@
  * Standard input is read as records that end with NUL. For each one a line of ids is printed
  * ("error NAME" when it is refused). --special adds the post-processor's tokens, --parse recognises
  * special tokens in the text. --chat: a record is {"messages": [...], "thinking": "default" | "off"
- * | "on", "continues": bool}. --decode: a record is ids, and the text is printed, ended by NUL. */
+ * | "on", "continues": bool}. --decode: a record is ids; the bytes of their text, a line end and
+ * the text are printed. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,14 +92,17 @@ static bt_status encode_chat(const tokenizer *t, const char *record, size_t byte
     return status;
 }
 
-static void print_text(void *context, const char *text, size_t bytes) {
-    (void)context;
-    (void)fwrite(text, 1, bytes, stdout);
+static void keep_text(void *context, const char *text, size_t bytes) {
+    (void)fwrite(text, 1, bytes, context);
 }
 
 /* `record` is terminated. */
 static void decode(const tokenizer *t, const char *record) {
+    char *text = NULL;
+    size_t text_bytes = 0;
+    FILE *kept = open_memstream(&text, &text_bytes);
     detokenizer d;
+    if (kept == NULL) return;
     detokenizer_init(&d);
     for (char *end = NULL;; record = end) {
         const long id = strtol(record, &end, 10);
@@ -106,10 +110,13 @@ static void decode(const tokenizer *t, const char *record) {
         const char *bytes = NULL;
         size_t count = 0;
         (void)tokenizer_token_bytes(t, (int32_t)id, &bytes, &count);
-        detokenizer_push(&d, bytes, count, print_text, NULL);
+        detokenizer_push(&d, bytes, count, keep_text, kept);
     }
-    detokenizer_finish(&d, print_text, NULL);
-    (void)putchar('\0');
+    detokenizer_finish(&d, keep_text, kept);
+    (void)fclose(kept);
+    printf("%zu\n", text_bytes);
+    (void)fwrite(text, 1, text_bytes, stdout);
+    free(text);
 }
 
 static void answer(const tokenizer *t, const settings *with, const char *record, size_t bytes) {

@@ -168,7 +168,9 @@ static bt_status get_id(const gguf_loader *loader, const char *key, int32_t *id_
     if (!bt_gguf_has_key(loader->file, key)) return BT_OK;
     const bt_status status = bt_gguf_get_u32(loader->file, key, &id, loader->error);
     if (status != BT_OK) return status;
-    if (id >= loader->t->vocab_count)
+    const bool is_present =
+        id < loader->t->vocab_count && (loader->t->entries[id].flags & TOKEN_PRESENT) != 0;
+    if (!is_present)
         return bt_fail(loader->error, BT_ERR_CALLER_FILE, "%s: %s %u is not in the vocabulary",
                        bt_gguf_path(loader->file), key, id);
     *id_out = (int32_t)id;

@@ -214,6 +214,9 @@ static void wrong_files_are_refused(void **state) {
     s = good;
     s.eos_id = SAMPLE_TOKENS;
     refuse(&s, BT_ERR_CALLER_FILE, "eos_token_id");
+    s.eos_id = 259; /* an id without text */
+    s.last_type = UNUSED;
+    refuse(&s, BT_ERR_CALLER_FILE, "eos_token_id");
     s = good;
     s.bos_id = -1;
     s.adds_bos = 1;

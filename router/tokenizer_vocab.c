@@ -344,7 +344,9 @@ bt_status tokenizer_seal(tokenizer *t, bt_error *error) {
         t->drops_text = true;
     bt_status status = split_pattern_create(t->rule, &t->split, error);
     if (status == BT_OK) status = mark_whole(t, error);
-    if (status == BT_OK && tokenizer_compute_fingerprint(t) != BT_OK)
-        status = bt_fail(error, BT_ERR_WORKER_INTERNAL, "SHA-256 is not available");
-    return status;
+    if (status != BT_OK) return status;
+    status = tokenizer_compute_fingerprint(t);
+    if (status == BT_ERR_WORKER_MEMORY) return no_memory(error);
+    if (status != BT_OK) return bt_fail(error, status, "SHA-256 is not available");
+    return BT_OK;
 }

@@ -417,13 +417,23 @@ static void every_failed_allocation_is_an_error(void **state) {
                           .merge_count = 1,
                           .pre_tokenizer = tiny_bpe_whole,
                           .normalizer = "{\"type\": \"NFC\"}",
-                          .added_tokens = ADDED(300, "e\xCC\x81", ", \"normalized\": true")};
+                          .added_tokens =
+                              ADDED(300, "e\xCC\x81", ", \"normalized\": true") ", " ADDED(
+                                  301, "<|im_start|>", "") ", " ADDED(302, "<|im_end|>", "")};
+    static const char config_text[] =
+        "{\"chat_template\": \"{{'<|im_start|>system\\nS<|im_end|>\\n'}}{{'<|im_start|>' + "
+        "message.role + '\\n' + message.content + '<|im_end|>' + '\\n'}}"
+        "{{'<|im_start|>assistant\\n'}}\"}";
+    const chat_message message = {"user", "hi", 2};
+    test_bytes config = {0};
+    (void)test_bytes_add_text(&config, config_text);
     char text[512];
     memset(text, 'a', sizeof text);
     memcpy(text, "e\xCC\x81", 3);
     test_bytes json = tiny_bpe_json(&bpe);
     const test_folder folder = test_folder_make();
     assert_int_equal(test_bytes_write(&json, folder.path, "tokenizer.json"), BT_OK);
+    assert_int_equal(test_bytes_write(&config, folder.path, "tokenizer_config.json"), BT_OK);
     uint64_t nth = 1;
     for (bool done = false; !done; nth++) {
         tokenizer *t = NULL;
@@ -432,6 +442,8 @@ static void every_failed_allocation_is_an_error(void **state) {
         bt_fault_set(BT_FAULT_ALLOC, nth);
         bt_status status = tokenizer_load(folder.path, &t, &error);
         if (status == BT_OK) status = tokenizer_encode(t, text, sizeof text, PLAIN, &list);
+        if (status == BT_OK)
+            status = tokenizer_encode_chat(t, &message, 1, (chat_options){0}, &list, &error);
         done = bt_fault_visits(BT_FAULT_ALLOC) < nth;
         bt_fault_set(BT_FAULT_ALLOC, 0);
         assert_int_equal(status, done ? BT_OK : BT_ERR_WORKER_MEMORY);
@@ -441,6 +453,7 @@ static void every_failed_allocation_is_an_error(void **state) {
     assert_true(nth > 10);
     test_folder_remove(&folder);
     test_bytes_fini(&json);
+    test_bytes_fini(&config);
 }
 #endif
 

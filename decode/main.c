@@ -305,8 +305,12 @@ static bt_status create_mover(program *p, bt_error *error) {
         .allow_all_devices = p->settings.ucx_allow_all_devices,
         .port_range = p->settings.ucx_port_range,
     };
-    bt_status status = xfer_ucx_create(&options, &p->mover, error);
-    if (status != BT_OK) return status;
+    bt_error why = {0};
+    bt_status status = xfer_ucx_create(&options, &p->mover, &why);
+    if (status != BT_OK) {
+        return bt_fail(error, status, "--ucx-tls %s on --ucx-net-devices %s: %.300s", options.tls,
+                       options.net_devices, why.text);
+    }
     status = p->mover->ops->register_memory(p->mover, kv_pool_memory(p->pages),
                                             kv_pool_memory_bytes(p->pages));
     if (status == BT_OK) return BT_OK;

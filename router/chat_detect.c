@@ -113,18 +113,36 @@ static bt_status find_default_system(const char *folded, chat_template *out) {
     return BT_OK;
 }
 
+static bool has_all(const char *text, const char *const *needles, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (strstr(text, needles[i]) == NULL) return false;
+    return true;
+}
+
+/* Tool answers become user turns. */
+static const char *const tool_parts[] = {"'<|im_start|>user'", "'" LINE "<tool_response>" LINE "'",
+                                         "'" LINE "</tool_response>'"};
+/* Thoughts are cut off, put back after the last question, and switched off by an empty one. */
+static const char *const thinking_parts[] = {
+    ".split('</think>')[-1].lstrip('" LINE "')",     "loop.index0>ns.last_query_index",
+    "loop.lastor(notloop.lastandreasoning_content)", "enable_thinkingisfalse",
+    "'<think>" LINE LINE "</think>" LINE LINE "'",
+};
+
 static chat_style style_of(const char *folded) {
     static const char *const foreign[] = {"<|im_sep|>", "bos_token", "strftime_now",
                                           "raise_exception", "|trim"};
     if (has_any(folded, foreign, BT_ARRAY_COUNT(foreign)) || !writes_messages(folded) ||
         strstr(folded, "'<|im_start|>assistant" LINE "'") == NULL)
         return CHAT_STYLE_NONE;
-    const bool has_tools = strstr(folded, "<tool_response>") != NULL;
-    const bool has_thoughts = strstr(folded, "</think>") != NULL;
-    const bool has_switch = strstr(folded, "enable_thinkingisfalse") != NULL;
-    if (has_thoughts) return has_tools && has_switch ? CHAT_STYLE_QWEN3 : CHAT_STYLE_NONE;
-    if (strstr(folded, "strip(") != NULL) return CHAT_STYLE_NONE;
-    return has_tools ? CHAT_STYLE_QWEN : CHAT_STYLE_CHATML;
+    const bool names_tools = strstr(folded, "<tool_response>") != NULL;
+    if (names_tools && !has_all(folded, tool_parts, BT_ARRAY_COUNT(tool_parts)))
+        return CHAT_STYLE_NONE;
+    if (strstr(folded, "think>") != NULL || strstr(folded, "strip(") != NULL)
+        return names_tools && has_all(folded, thinking_parts, BT_ARRAY_COUNT(thinking_parts))
+                   ? CHAT_STYLE_QWEN3
+                   : CHAT_STYLE_NONE;
+    return names_tools ? CHAT_STYLE_QWEN : CHAT_STYLE_CHATML;
 }
 
 bt_status chat_template_detect(const char *source, size_t bytes, chat_template *out) {

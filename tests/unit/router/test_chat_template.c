@@ -23,20 +23,30 @@ static const char plain_source[] = LOOP WRITES "{% endfor %}" OPENS;
 static const char default_source[] =
     LOOP "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
          "Be kind, don\\'t shout.<|im_end|>\n' }}{% endif %}" WRITES "{% endfor %}" OPENS;
+#define TOOLS                                                                                      \
+    "{{- '<|im_start|>user' }}{{- '\\n<tool_response>\\n' }}{{- message.content }}"                \
+    "{{- '\\n</tool_response>' }}"
+#define WRITES_DOTTED                                                                              \
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n"
+#define OPENS_THINKING                                                                             \
+    "{{- '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is "   \
+    "false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+
 static const char qwen_source[] =
     "{%- if tools %}{{- '<|im_start|>system\\n' }}{{- 'Be brief.' }}{%- else %}\n"
     "{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + "
     "'<|im_end|>\\n' }}{%- else %}{{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}{%- endif %}"
-    "{%- endif %}\n{%- for message in messages %}\n"
-    "    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n"
-    "    {{- '\\n<tool_response>\\n' }}\n{%- endfor %}\n"
+    "{%- endif %}\n{%- for message in messages %}\n" WRITES_DOTTED TOOLS "{%- endfor %}\n"
     "{%- if add_generation_prompt %}{{- \"<|im_start|>assistant\\n\" }}{%- endif %}";
 static const char qwen3_source[] =
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + "
-    "'<|im_end|>' + '\\n' }}{{- '\\n<tool_response>\\n' }}"
-    "{{- message.content.split('</think>')[-1].lstrip('\\n') }}{%- endfor %}"
-    "{{- '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is "
-    "false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}";
+    "{%- for message in messages %}" WRITES_DOTTED
+    "{%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}"
+    "{%- if loop.index0 > ns.last_query_index %}{%- if loop.last or (not loop.last and "
+    "reasoning_content) %}{{- content }}{%- endif %}{%- endif %}" TOOLS
+    "{%- endfor %}" OPENS_THINKING;
+/* Has the switch, but leaves thoughts in the history: rendering it as QWEN3 would be wrong. */
+static const char lazy_source[] =
+    "{%- for message in messages %}" WRITES_DOTTED TOOLS "{%- endfor %}" OPENS_THINKING;
 
 static chat_template detect(const char *source) {
     chat_template chat;
@@ -86,6 +96,7 @@ static void other_templates_are_refused(void **state) {
         LOOP WRITES "{{ strftime_now('%d') }}{% endfor %}" OPENS,
         /* strips thoughts, but without the switch: a reasoning model of another kind */
         LOOP WRITES "{{ message.content.split('</think>') }}{% endfor %}" OPENS,
+        lazy_source,
         /* two different default system messages */
         "{{ '<|im_start|>system\nOne.<|im_end|>\n' }}{{ '<|im_start|>system\nTwo.<|im_end|>\n' "
         "}}" LOOP WRITES "{% endfor %}" OPENS,

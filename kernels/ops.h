@@ -58,7 +58,6 @@ typedef struct op_rms_norm_params {
     float *out;     /* [rows, width]; may be x */
     const float *x; /* [rows, width] at x_stride */
     const float *weight;
-    const uint32_t *row_ids; /* NULL, or [rows]: row i of out comes from x row row_ids[i] */
     size_t x_stride;
     uint32_t rows;
     uint32_t width;

@@ -52,8 +52,7 @@ void op_embed(dev_host *dev, const op_embed_params *p) {
 
 static void norm_row(const dev_host *dev, const void *params, uint32_t row) {
     const op_rms_norm_params *p = params;
-    const size_t from = p->row_ids == NULL ? row : p->row_ids[row];
-    dev->isa->rms_norm(p->out + (size_t)row * p->width, p->x + from * p->x_stride, p->weight,
+    dev->isa->rms_norm(p->out + (size_t)row * p->width, p->x + row * p->x_stride, p->weight,
                        p->width, p->epsilon);
 }
 

@@ -39,10 +39,10 @@ static op_attention_params attention_params(model_runner *r, const model_batch *
     };
 }
 
-static void attention(model_runner *r, const model_batch *b, uint32_t index) {
+/* K and V of all tokens into the pages, and what each token attends to into r->attended. */
+static void attend(model_runner *r, const model_batch *b, uint32_t index) {
     const model_geometry *g = &r->m->card.geometry;
     const model_layer *layer = &r->m->layers[index];
-    const size_t q_width = (size_t)g->heads * g->head_dim;
     norm(r, layer->attention_norm, b->tokens);
     op_matmul(r->dev, &(op_matmul_params){.out = r->qkv,
                                           .x = r->normed,
@@ -62,33 +62,55 @@ static void attention(model_runner *r, const model_batch *b, uint32_t index) {
                                                   .heads = g->heads,
                                                   .layer = index,
                                                   .epsilon = g->norm_epsilon});
+    if (index + 1 == g->layers && r->sample_count == 0) return;
     const op_attention_params params = attention_params(r, b, index);
     op_attention(r->dev, &params);
+}
+
+static void project(model_runner *r, uint32_t rows, uint32_t index) {
+    const model_geometry *g = &r->m->card.geometry;
+    const model_layer *layer = &r->m->layers[index];
     op_matmul(r->dev, &(op_matmul_params){.out = r->x,
                                           .x = r->attended,
                                           .weights = layer->attention_out,
                                           .out_stride = g->hidden_size,
-                                          .x_stride = q_width,
-                                          .rows = b->tokens,
+                                          .x_stride = (size_t)g->heads * g->head_dim,
+                                          .rows = rows,
                                           .adds = true});
 }
 
-static void feed_forward(model_runner *r, uint32_t tokens, uint32_t index) {
+static void feed_forward(model_runner *r, uint32_t rows, uint32_t index) {
     const model_geometry *g = &r->m->card.geometry;
     const model_layer *layer = &r->m->layers[index];
-    norm(r, layer->ffn_norm, tokens);
+    norm(r, layer->ffn_norm, rows);
     op_gate_up(r->dev, &(op_gate_up_params){.out = r->activated,
                                             .x = r->normed,
                                             .weights = layer->gate_up,
-                                            .rows = tokens,
+                                            .rows = rows,
                                             .width = g->intermediate_size});
     op_matmul(r->dev, &(op_matmul_params){.out = r->x,
                                           .x = r->activated,
                                           .weights = layer->down,
                                           .out_stride = g->hidden_size,
                                           .x_stride = g->intermediate_size,
-                                          .rows = tokens,
+                                          .rows = rows,
                                           .adds = true});
+}
+
+/* Once the last layer has stored K and V, only the tokens that sample go on: they move to the
+ * front. Their order in the batch is ascending, so none is overwritten before it has moved. */
+static uint32_t keep_samples(model_runner *r) {
+    const model_geometry *g = &r->m->card.geometry;
+    const size_t q_width = (size_t)g->heads * g->head_dim;
+    for (uint32_t i = 0; i < r->sample_count; i++) {
+        const size_t from = r->sample_token[i];
+        if (from == i) continue;
+        memcpy(r->x + (size_t)i * g->hidden_size, r->x + from * g->hidden_size,
+               g->hidden_size * sizeof *r->x);
+        memcpy(r->attended + i * q_width, r->attended + from * q_width,
+               q_width * sizeof *r->attended);
+    }
+    return r->sample_count;
 }
 
 static void begin(model_runner *r, const model_batch *b) {
@@ -131,9 +153,8 @@ static void draw_item(void *context, uint32_t item, uint32_t thread) {
 static void finish(model_runner *r, const model_batch *b, uint32_t first, uint32_t count) {
     const model_geometry *g = &r->m->card.geometry;
     op_rms_norm(r->dev, &(op_rms_norm_params){.out = r->normed,
-                                              .x = r->x,
+                                              .x = r->x + (size_t)first * g->hidden_size,
                                               .weight = r->m->output_norm,
-                                              .row_ids = r->sample_token + first,
                                               .x_stride = g->hidden_size,
                                               .rows = count,
                                               .width = g->hidden_size,
@@ -153,9 +174,13 @@ bt_status model_step(model_runner *runner, const model_batch *batch) {
     const bt_status status = model_batch_prepare(runner, batch);
     if (status != BT_OK) return status;
     begin(runner, batch);
-    for (uint32_t layer = 0; layer < runner->m->card.geometry.layers; layer++) {
-        attention(runner, batch, layer);
-        feed_forward(runner, batch->tokens, layer);
+    const uint32_t layers = runner->m->card.geometry.layers;
+    for (uint32_t layer = 0; layer < layers; layer++) {
+        attend(runner, batch, layer);
+        const uint32_t rows = layer + 1 == layers ? keep_samples(runner) : batch->tokens;
+        if (rows == 0) return BT_OK;
+        project(runner, rows, layer);
+        feed_forward(runner, rows, layer);
     }
     for (uint32_t first = 0; first < runner->sample_count; first += MODEL_LOGIT_ROWS) {
         const uint32_t rest = runner->sample_count - first;

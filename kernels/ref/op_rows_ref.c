@@ -41,8 +41,7 @@ static void norm_row(float *out, const float *x, const float *weight, uint32_t w
 
 void op_rms_norm_ref(const op_rms_norm_params *p) {
     for (uint32_t r = 0; r < p->rows; r++) {
-        const size_t from = p->row_ids == NULL ? r : p->row_ids[r];
-        norm_row(p->out + (size_t)r * p->width, p->x + from * p->x_stride, p->weight, p->width,
+        norm_row(p->out + (size_t)r * p->width, p->x + r * p->x_stride, p->weight, p->width,
                  p->epsilon);
     }
 }

@@ -1,8 +1,9 @@
 /* Tokens per second of model_step on one machine, beside its ceilings: memory read bandwidth and
  * FMA peak, measured between the runs with the same threads. Medians of REPEATS.
  *
- *   bench_model MODEL [THREADS [ISA]]
+ *   bench_model MODEL [THREADS [ISA]] [--long]
  *
+ * --long adds a prompt of 4096 tokens and a batch of 64.
  * MODEL is a GGUF file or an HF folder, or "qwen3-0.6b": random weights of that shape. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -175,20 +176,23 @@ static void print_row(const char *what, double seconds, double tokens, double fl
         100.0 * bytes / seconds / bandwidth);
 }
 
-static void run(bench *b) {
-    static const uint32_t prompts[] = {PROMPT, LONG_PROMPT};
-    static const uint32_t batches[] = {1, 4, 16, 64};
-    enum { ROWS = BT_ARRAY_COUNT(prompts) + BT_ARRAY_COUNT(batches) };
+static void run(bench *b, bool is_long) {
+    static const struct {
+        uint32_t tokens;
+        bool is_prompt, is_long;
+    } rows[] = {{PROMPT, true, false}, {LONG_PROMPT, true, true}, {1, false, false},
+                {4, false, false},     {16, false, false},        {BATCH_MAX, false, true}};
+    enum { ROWS = BT_ARRAY_COUNT(rows) };
     double seconds[ROWS][REPEATS], peak[REPEATS], bandwidth[REPEATS];
     (void)prompt_seconds(b, PROMPT);
     for (size_t repeat = 0; repeat < REPEATS; repeat++) {
-        size_t row = 0;
         bandwidth[repeat] = ceilings_read(b->top);
         peak[repeat] = ceilings_fma(b->top);
-        for (size_t i = 0; i < BT_ARRAY_COUNT(prompts); i++)
-            seconds[row++][repeat] = prompt_seconds(b, prompts[i]);
-        for (size_t i = 0; i < BT_ARRAY_COUNT(batches); i++)
-            seconds[row++][repeat] = generate_seconds(b, batches[i]);
+        for (size_t i = 0; i < ROWS; i++) {
+            if (rows[i].is_long && !is_long) continue;
+            seconds[i][repeat] = rows[i].is_prompt ? prompt_seconds(b, rows[i].tokens)
+                                                   : generate_seconds(b, rows[i].tokens);
+        }
     }
     const model_geometry *g = &model_get_card(b->m)->geometry;
     const double top_flops = median(peak, REPEATS);
@@ -197,8 +201,9 @@ static void run(bench *b) {
     printf("(linear layers only in GFLOP/s; weights only in GB/s)\n");
     char what[64];
     for (size_t i = 0; i < ROWS; i++) {
-        const bool is_prompt = i < BT_ARRAY_COUNT(prompts);
-        const uint32_t tokens = is_prompt ? prompts[i] : batches[i - BT_ARRAY_COUNT(prompts)];
+        if (rows[i].is_long && !is_long) continue;
+        const bool is_prompt = rows[i].is_prompt;
+        const uint32_t tokens = rows[i].tokens;
         const double work = 2.0 * tokens * linear_weights(g, !is_prompt);
         const double steps = is_prompt ? (double)tokens / PROMPT : 1.0;
         snprintf(what, sizeof what, is_prompt ? "prompt of %u" : "generation, batch %u", tokens);
@@ -209,8 +214,10 @@ static void run(bench *b) {
 
 int main(int argc, char **argv) {
     static bench b;
+    const bool is_long = argc > 1 && strcmp(argv[argc - 1], "--long") == 0;
+    argc -= is_long;
     if (argc < 2) {
-        fprintf(stderr, "usage: bench_model MODEL|qwen3-0.6b [THREADS [ISA]]\n");
+        fprintf(stderr, "usage: bench_model MODEL|qwen3-0.6b [THREADS [ISA]] [--long]\n");
         return 2;
     }
     const char *isa = argc > 3 ? argv[3] : NULL;
@@ -219,7 +226,7 @@ int main(int argc, char **argv) {
     open_runner(&b, threads, isa);
     printf("%s, %u threads, %s, bf16 weights and KV; medians of %d\n", model_get_card(b.m)->name,
            threads, dev_host_isa_name(b.dev), REPEATS);
-    run(&b);
+    run(&b, is_long);
     ceilings_destroy(b.top);
     dev_host_destroy(b.dev);
     model_runner_destroy(b.runner);

@@ -9,8 +9,8 @@
 #include "router/api_format.h"
 
 enum {
-    PORTION = 64 * 1024,      /* of JSON made at once */
-    WHOLE_BYTES = 256 * 1024, /* replies up to here are sent with a Content-Length */
+    PORTION = 64 * 1024,     /* of JSON made at once */
+    WHOLE_BYTES = 64 * 1024, /* replies up to here are sent with a Content-Length */
 };
 
 static const char JSON_TYPE[] = "application/json";
@@ -173,13 +173,16 @@ static bool is_interval_due(uint32_t sent, uint32_t now, uint32_t interval) {
 static bool is_event_due(const api_call *call) {
     if (call->finish.kind != API_FINISH_NONE) return !call->is_last_event;
     if (call->request.kind == API_CHAT && call->chat_stage == API_CHAT_ROLE) return true;
-    if (generation_is_holding(&call->generation)) return false;
+    /* The last token goes out together with the finish reason. */
+    if (call->generation.is_complete || generation_is_holding(&call->generation)) return false;
     return is_interval_due(call->sent.row_to, call->generation.count,
                            call->request.stream_interval);
 }
 
+/* Begins the next event, with everything there is by now; so not before there is room for it. */
 static bool start_event(api_call *call) {
     if (!is_event_due(call)) return false;
+    if (call->options.output.room(call->options.output.context) == 0) return false;
     reply_range next = {.row_to = call->generation.count,
                         .text_to = call->generation.text.used,
                         .place = reply_store_begin(&call->store)};

@@ -74,7 +74,9 @@ bt_status generation_push(generation *g, int32_t token) {
     bt_status status = add_id(g, token);
     if (status != BT_OK) return status;
     (void)tokenizer_token_bytes(g->tokenizer, token, &bytes, &count);
-    if (is_stop_token(g, token) && !g->request->keeps_stop) return BT_OK;
+    bool is_stop = is_stop_token(g, token);
+    g->is_complete = is_stop || g->count >= g->request->generation.max_new_tokens;
+    if (is_stop && !g->request->keeps_stop) return BT_OK;
     if (g->request->skips_special && tokenizer_is_special(g->tokenizer, token)) {
         match_skipped(g, bytes, count);
     } else {

@@ -19,6 +19,7 @@ typedef struct generation {
     uint32_t count, capacity;
     bool is_stopped;  /* a stop string matched; later tokens are dropped */
     bool is_finished; /* the tail of the text is out */
+    bool is_complete; /* the last token ends the reply; the end is on its way */
     uint32_t stop_index;
 } generation;
 

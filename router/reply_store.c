@@ -28,6 +28,7 @@ static void free_first(reply_store *store) {
     reply_block *block = store->first;
     store->first = block->next;
     if (store->first == NULL) store->last = NULL;
+    store->block_bytes -= block->capacity;
     budget_give(&store->limits->memory, block->capacity);
     bt_free(block);
 }
@@ -130,7 +131,9 @@ static bt_status fill_window(reply_store *store, uint64_t offset, size_t bytes) 
 static bool has_block(reply_store *store, size_t bytes, bt_status *status_out) {
     *status_out = BT_OK;
     if (store->last != NULL && store->last->capacity - store->last->used >= bytes) return true;
-    size_t capacity = store->last != NULL ? store->last->capacity * 2 : BLOCK_FIRST_BYTES;
+    /* As much again as is kept: little for short replies and for streams that keep up. */
+    size_t capacity = store->block_bytes;
+    if (capacity < BLOCK_FIRST_BYTES) capacity = BLOCK_FIRST_BYTES;
     if (capacity > BLOCK_BYTES_MAX) capacity = BLOCK_BYTES_MAX;
     if (capacity < bytes) capacity = bytes;
     if (!budget_take(&store->limits->memory, capacity)) return false;
@@ -147,6 +150,7 @@ static bool has_block(reply_store *store, size_t bytes, bt_status *status_out) {
         store->first = block;
     }
     store->last = block;
+    store->block_bytes += capacity;
     return true;
 }
 

@@ -29,7 +29,8 @@ typedef struct reply_block {
 typedef struct reply_store {
     reply_limits *limits;
     reply_block *first, *last;
-    int spill_fd; /* -1: nothing was spilled */
+    size_t block_bytes; /* capacity of all blocks */
+    int spill_fd;       /* -1: nothing was spilled */
     uint64_t spill_bytes;
     uint8_t *window; /* of the file, for reading */
     size_t window_capacity, window_used;

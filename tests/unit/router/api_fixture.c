@@ -1,0 +1,256 @@
+#include "tests/unit/router/api_fixture.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/test_bytes.h"
+#include "tests/support/tiny_model.h"
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+static void on_begin(void *context, int status, const char *content_type, int64_t content_bytes,
+                     const char *fields) {
+    api_fixture *f = context;
+    f->begin_count++;
+    f->status = status;
+    f->content_bytes = content_bytes;
+    snprintf(f->content_type, sizeof(f->content_type), "%s", content_type);
+    snprintf(f->fields, sizeof(f->fields), "%s", fields != NULL ? fields : "");
+}
+
+static void on_add(void *context, const char *bytes, size_t count) {
+    api_fixture *f = context;
+    assert_int_equal(f->begin_count, 1);
+    assert_int_equal(f->end_count + f->cut_count, 0);
+    bt_text_add(&f->body, bytes, count);
+    if (f->room != SIZE_MAX) f->room = f->room > count ? f->room - count : 0;
+}
+
+static void on_end(void *context) {
+    api_fixture *f = context;
+    f->end_count++;
+    if (f->content_bytes >= 0) assert_int_equal(f->body.used, f->content_bytes);
+}
+
+static void on_cut(void *context) {
+    ((api_fixture *)context)->cut_count++;
+}
+
+static size_t on_get_room(void *context) {
+    return ((api_fixture *)context)->room;
+}
+
+static void on_cancel(void *context) {
+    ((api_fixture *)context)->cancel_count++;
+}
+
+static void on_grant(void *context, uint64_t bytes) {
+    ((api_fixture *)context)->granted_bytes += bytes;
+}
+
+static uint64_t now_us(void *context) {
+    return ((api_fixture *)context)->now_us;
+}
+
+static double wall_seconds(void *context) {
+    (void)context;
+    return 1790000000.25;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+int api_fixture_set_up(void **state) {
+    const tiny_model m = {.family = MODEL_FAMILY_QWEN3, .seed = 1};
+    api_fixture *f = calloc(1, sizeof(*f));
+    char folder[] = "/tmp/baton-api.XXXXXX";
+    char command[64];
+    bt_error error;
+    assert_non_null(f);
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(tiny_model_write_hf(&m, folder), BT_OK);
+    if (tokenizer_load(folder, &f->tokenizer, &error) != BT_OK) fail_msg("%s", error.text);
+    snprintf(command, sizeof(command), "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    f->settings = (api_settings){.tokenizer = f->tokenizer,
+                                 .mask_max_tokens = 64,
+                                 .stream_interval = 1,
+                                 .model_name = "tiny",
+                                 .model_path = "/models/tiny"};
+    f->model = (api_model){.is_known = true,
+                           .vocab_size = API_FIXTURE_VOCAB,
+                           .context_tokens = API_FIXTURE_CONTEXT,
+                           .eos_count = 1,
+                           .eos_ids = {API_FIXTURE_EOS}};
+    budget_init(&f->limits.memory, 1 << 20);
+    budget_init(&f->limits.spill, 1 << 20);
+    f->limits.spill_path = "/tmp";
+    f->room = SIZE_MAX;
+    bt_text_init(&f->scratch, 1 << 24);
+    bt_text_init(&f->body, 1 << 24);
+    *state = f;
+    return 0;
+}
+
+static void forget(api_fixture *f) {
+    if (f->is_running) api_call_fini(&f->call);
+    f->is_running = false;
+    bt_text_clear(&f->body);
+    f->status = 0;
+    f->begin_count = 0;
+    f->end_count = 0;
+    f->cut_count = 0;
+    f->cancel_count = 0;
+    f->granted_bytes = 0;
+    f->room = SIZE_MAX;
+}
+
+int api_fixture_tear_down(void **state) {
+    api_fixture *f = *state;
+    forget(f);
+    assert_int_equal(budget_used(&f->limits.memory), 0);
+    assert_int_equal(budget_used(&f->limits.spill), 0);
+    bt_text_fini(&f->scratch);
+    bt_text_fini(&f->body);
+    tokenizer_destroy(f->tokenizer);
+    free(f);
+    return 0;
+}
+
+bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
+    const api_output output = {.begin = on_begin,
+                               .add = on_add,
+                               .end = on_end,
+                               .cut = on_cut,
+                               .room = on_get_room,
+                               .context = f};
+    const api_call_options options = {
+        .settings = &f->settings,
+        .limits = &f->limits,
+        .time = {.clock = {now_us, f}, .wall_seconds = wall_seconds},
+        .output = output,
+        .backend = {.cancel = on_cancel, .grant = on_grant, .context = f},
+        .scratch = &f->scratch,
+        .started_us = f->now_us,
+    };
+    api_request request;
+    api_failure failure;
+    forget(f);
+    /* In a block of its own size, so that a read past the end is seen by the sanitizers. */
+    size_t bytes = strlen(body);
+    char *copy = malloc(bytes > 0 ? bytes : 1);
+    assert_non_null(copy);
+    memcpy(copy, body, bytes);
+    bool is_good = api_request_read(kind, copy, bytes, &f->settings, &f->model, &request, &failure);
+    free(copy);
+    if (!is_good) {
+        api_answer_failure(&output, &failure);
+        return false;
+    }
+    api_call_init(&f->call, &options, &request);
+    f->is_running = true;
+    f->now_us += 41000;
+    return true;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static void feed(api_fixture *f, const token_row *row) {
+    uint64_t record[1024];
+    size_t bytes = row_record_bytes(row->mask_mode, row->support_count);
+    assert_true(bytes <= sizeof(record));
+    row_record_encode(row, (uint8_t *)record);
+    api_call_on_rows(&f->call, (const uint8_t *)record, bytes);
+}
+
+void api_fixture_row(api_fixture *f, int32_t token, float logprob) {
+    const token_row row = {.token = token,
+                           .has_logprob = f->call.request.generation.wants_logprob,
+                           .token_logprob = logprob};
+    feed(f, &row);
+}
+
+void api_fixture_mask_row(api_fixture *f, int32_t token, float logprob, float selected,
+                          const int32_t *ids, const float *logprobs, uint32_t count) {
+    const token_row row = {.token = token,
+                           .mask_mode = logprobs != NULL ? ROW_MASK_SUPPORT : ROW_MASK_SELECTED,
+                           .has_logprob = f->call.request.generation.wants_logprob,
+                           .token_logprob = logprob,
+                           .selected_logprob = selected,
+                           .support_count = count,
+                           .support_ids = ids,
+                           .support_logprobs = logprobs};
+    feed(f, &row);
+}
+
+void api_fixture_text(api_fixture *f, const char *text) {
+    for (; *text != 0; text++) {
+        api_fixture_row(f, (unsigned char)*text, -1.0f);
+    }
+}
+
+static void end(api_fixture *f, const dispatch_end *end) {
+    api_call_on_end(&f->call, end);
+}
+
+void api_fixture_length(api_fixture *f) {
+    const dispatch_end e = {.status = BT_OK,
+                            .http_status = 200,
+                            .finish = PROTO_FINISH_LENGTH,
+                            .rows_total = f->call.generation.count};
+    end(f, &e);
+}
+
+void api_fixture_stop(api_fixture *f, int32_t matched) {
+    const dispatch_end e = {.status = BT_OK,
+                            .http_status = 200,
+                            .finish = PROTO_FINISH_STOP,
+                            .matched_id = matched,
+                            .rows_total = f->call.generation.count};
+    end(f, &e);
+}
+
+void api_fixture_fail(api_fixture *f, bt_status status, int http_status, const char *text) {
+    dispatch_end e = {.status = status, .http_status = http_status, .finish = PROTO_FINISH_ERROR};
+    snprintf(e.text, sizeof(e.text), "%s", text);
+    end(f, &e);
+}
+
+const char *api_fixture_body(const api_fixture *f) {
+    return f->body.bytes != NULL ? f->body.bytes : "";
+}
+
+const char *api_fixture_last_event(const api_fixture *f, unsigned back) {
+    static char event[1 << 16];
+    static const char DONE[] = "data: [DONE]\n\n";
+    const char *text = api_fixture_body(f);
+    size_t end_at = f->body.used;
+    assert_true(end_at >= sizeof(DONE) - 1);
+    if (f->end_count == 1) {
+        end_at -= sizeof(DONE) - 1;
+        assert_string_equal(text + end_at, DONE);
+    }
+    for (;; back--) {
+        size_t start = end_at - 2;
+        assert_memory_equal(text + start, "\n\n", 2);
+        while (start > 0 && memcmp(text + start - 2, "\n\n", 2) != 0) {
+            start--;
+            if (start < 2) start = 0;
+        }
+        if (back == 0) {
+            assert_memory_equal(text + start, "data: ", 6);
+            assert_true(end_at - start < sizeof(event));
+            memcpy(event, text + start + 6, end_at - start - 8);
+            event[end_at - start - 8] = 0;
+            return event;
+        }
+        end_at = start;
+        assert_true(end_at > 0);
+    }
+}

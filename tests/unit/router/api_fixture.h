@@ -1,0 +1,58 @@
+/* The API layer without sockets and workers: bodies go in, made-up rows follow, what would have
+ * been sent to the client is captured. The tokenizer is the tiny Qwen3's: ids 0-255 are bytes,
+ * 317-319
+ * <|endoftext|>, <|im_start|>, <|im_end|>. Time stands still unless a test moves it. */
+#ifndef BT_TESTS_UNIT_ROUTER_API_FIXTURE_H
+#define BT_TESTS_UNIT_ROUTER_API_FIXTURE_H
+
+#include <stdbool.h>
+
+#include "proto/row_stream.h"
+#include "router/api_call.h"
+
+enum { API_FIXTURE_EOS = 319, API_FIXTURE_VOCAB = 151936, API_FIXTURE_CONTEXT = 200 };
+
+typedef struct api_fixture {
+    tokenizer *tokenizer;
+    api_settings settings;
+    api_model model;
+    reply_limits limits;
+    uint64_t now_us;
+    /* The request in progress. */
+    bool is_running;
+    api_call call;
+    bt_text scratch;
+    /* What the client got. */
+    bt_text body;
+    int status;
+    char content_type[64];
+    char fields[256];
+    int64_t content_bytes;
+    unsigned begin_count, end_count, cut_count;
+    size_t room; /* SIZE_MAX: as much as wanted */
+    /* What the backend was told. */
+    unsigned cancel_count;
+    uint64_t granted_bytes;
+} api_fixture;
+
+/* For cmocka: *state becomes an api_fixture. */
+int api_fixture_set_up(void **state);
+int api_fixture_tear_down(void **state);
+
+/* Starts a request. true: it waits for rows; false: it was answered (with an error). */
+bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body);
+/* One row. A plain one; one with a mask (logprobs NULL: selected mode). */
+void api_fixture_row(api_fixture *f, int32_t token, float logprob);
+void api_fixture_mask_row(api_fixture *f, int32_t token, float logprob, float selected,
+                          const int32_t *ids, const float *logprobs, uint32_t count);
+/* The bytes of text, one token each. */
+void api_fixture_text(api_fixture *f, const char *text);
+/* The end of the request, rows_total as they were given. */
+void api_fixture_length(api_fixture *f);
+void api_fixture_stop(api_fixture *f, int32_t matched);
+void api_fixture_fail(api_fixture *f, bt_status status, int http_status, const char *text);
+/* Everything at once: the answer's body, or of a stream the last event before [DONE]. */
+const char *api_fixture_body(const api_fixture *f);
+const char *api_fixture_last_event(const api_fixture *f, unsigned back);
+
+#endif

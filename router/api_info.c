@@ -193,6 +193,7 @@ static void add_settings(bt_text *out, const api_settings *settings) {
     add_string(out, "model_path", settings->model_path);
     add_string(out, "tokenizer_path", settings->model_path);
     add_string(out, "served_model_name", settings->model_name);
+    add_string(out, "control_address", settings->control_address);
     add_number(out, "sampling_mask_max_tokens", settings->mask_max_tokens);
     add_number(out, "stream_interval", settings->stream_interval);
     bt_text_add_format(out, "\"incremental_streaming_output\":%s,",

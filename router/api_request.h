@@ -40,6 +40,7 @@ typedef struct api_settings {
     bool is_incremental;      /* --incremental-streaming-output */
     char model_name[API_NAME_MAX];
     char model_path[PROTO_TEXT_MAX];
+    char control_address[PROTO_HOST_MAX + 16]; /* where workers join, for /server_info */
 } api_settings;
 
 /* Of the cluster at this moment. */

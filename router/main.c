@@ -171,6 +171,11 @@ static bt_status fail_listen(const char *option, const char *address, const bt_e
     return bt_fail(error, inner->status, "--%s %s: %s", option, address, inner->text);
 }
 
+static void print_address(char *out, size_t capacity, const proto_address *address, uint16_t port) {
+    bool is_v6 = strchr(address->host, ':') != NULL;
+    snprintf(out, capacity, is_v6 ? "[%s]:%u" : "%s:%u", address->host, port);
+}
+
 static bt_status start(program *p, bt_error *error) {
     const values *v = &p->v;
     bt_error inner;
@@ -185,6 +190,8 @@ static bt_status start(program *p, bt_error *error) {
     if (status != BT_OK) return bt_fail(error, status, "no event loop");
     status = control_create(&for_control, p->loop, &p->control, &inner);
     if (status != BT_OK) return fail_listen("control", v->control, &inner, error);
+    print_address(p->settings.control_address, sizeof(p->settings.control_address),
+                  &p->control_address, control_port(p->control));
     const intake_options for_intake = {.settings = &p->settings,
                                        .control = p->control,
                                        .threads = v->tokenizer_threads,
@@ -215,11 +222,6 @@ static bt_status start(program *p, bt_error *error) {
     return BT_OK;
 }
 
-static void print_address(char *out, size_t capacity, const proto_address *address, uint16_t port) {
-    bool is_v6 = strchr(address->host, ':') != NULL;
-    snprintf(out, capacity, is_v6 ? "[%s]:%u" : "%s:%u", address->host, port);
-}
-
 /* Whole or not at all, so that who waits for the file never reads half of it. */
 static bt_status write_port_file(const program *p, const char *http, const char *control_at,
                                  bt_error *error) {
@@ -239,9 +241,9 @@ static bt_status write_port_file(const program *p, const char *http, const char 
 }
 
 static bt_status run(program *p, bt_error *error) {
-    char http[PROTO_HOST_MAX + 16], control_at[PROTO_HOST_MAX + 16];
+    char http[PROTO_HOST_MAX + 16];
+    const char *control_at = p->settings.control_address;
     print_address(http, sizeof(http), &p->http_address, front_port(p->front));
-    print_address(control_at, sizeof(control_at), &p->control_address, control_port(p->control));
     bt_status status = bt_loop_handle_stop_signals(p->loop, NULL, NULL);
     if (status == BT_OK) status = intake_start(p->intake);
     if (status == BT_OK) status = front_start(p->front);

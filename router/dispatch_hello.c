@@ -106,11 +106,12 @@ static bool check_vocabulary(dispatch *d, connection *from, const proto_hello *h
     return false;
 }
 
-static bool is_known_incarnation(const dispatch *d, uint64_t incarnation) {
+static worker *find_incarnation(const dispatch *d, uint64_t incarnation) {
     for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
-        if (d->workers[i] != NULL && d->workers[i]->hello.incarnation == incarnation) return true;
+        worker *w = d->workers[i];
+        if (w != NULL && w->hello.incarnation == incarnation) return w;
     }
-    return false;
+    return NULL;
 }
 
 static void welcome(dispatch *d, worker *w) {
@@ -134,8 +135,11 @@ void dispatch_hello_on_control(dispatch *d, connection *from, const proto_hello 
                PROTO_VERSION_MINOR, d->options.host);
         return;
     }
-    if (is_known_incarnation(d, hello->incarnation)) {
-        dispatch_registry_protocol_error(d, from, "its incarnation is connected already");
+    if (find_incarnation(d, hello->incarnation) != NULL) {
+        /* Most likely the same process, behind a connection that is lost without the router
+         * knowing it yet. It dials again; the old one ends by itself or by its heartbeat. */
+        bt_log_info("dispatch", "%s is connected already: its new connection is closed", name);
+        dispatch_close(d, from);
         return;
     }
     cluster_record record = hello->record;
@@ -167,15 +171,19 @@ void dispatch_hello_on_control(dispatch *d, connection *from, const proto_hello 
 }
 
 void dispatch_hello_on_streams(dispatch *d, connection *from, const proto_hello *hello) {
-    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
-        worker *w = d->workers[i];
-        if (w == NULL || w->hello.incarnation != hello->incarnation) continue;
-        if (w->hello.role != hello->role || w->streams != NULL) break;
-        from->lane = PROTO_LANE_STREAMS;
-        from->worker = w;
-        w->streams = from;
-        dispatch_registry_join(d, w);
+    worker *w = find_incarnation(d, hello->incarnation);
+    if (w == NULL) {
+        /* Its control connection ended meanwhile, or was another router's before a restart. */
+        d->late_total++;
+        dispatch_close(d, from);
         return;
     }
-    dispatch_registry_protocol_error(d, from, "a streams hello without its control connection");
+    if (w->hello.role != hello->role || w->streams != NULL) {
+        dispatch_registry_protocol_error(d, from, "a second streams connection of one worker");
+        return;
+    }
+    from->lane = PROTO_LANE_STREAMS;
+    from->worker = w;
+    w->streams = from;
+    dispatch_registry_join(d, w);
 }

@@ -36,7 +36,9 @@ static void violate(dispatch *d, request *r, const worker *from, const char *wha
 
 /* NULL, or what is wrong with the frame as such. */
 static const char *check_chunk(const request *r, const proto_chunk *chunk, size_t bytes) {
-    if (r->state != REQUEST_RUNNING && r->state != REQUEST_STREAMING) return "a chunk before RUN";
+    /* An error may overtake the reservation that it ends: they travel on two connections. */
+    const bool is_early = r->state == REQUEST_RESERVING;
+    if (is_early && (bytes > 0 || chunk->finish != PROTO_FINISH_ERROR)) return "a chunk before RUN";
     if (chunk->offset != r->received_bytes) return "a gap in the row stream";
     if (bytes > r->granted_bytes - r->received_bytes) return "more bytes than it had credit for";
     return NULL;

@@ -109,6 +109,22 @@ static void a_chunk_before_run_is_refused(void **state) {
     assert_int_equal(n->rows_count, 0);
 }
 
+/* The pair broke right behind the reservation, and streams was faster than control. */
+static void an_error_may_overtake_its_reservation(void **state) {
+    (void)state;
+    dispatch_view view;
+    fake_submit(n, 1, 40, 8);
+    const proto_message reserve = fake_expect(n, decode.control, PROTO_RESERVE);
+    fake_chunk_error(n, &decode, reserve.reserve.attempt, BT_ERR_PEER_GONE, 0, "prefill is gone");
+    fake_reserve_reply(n, &decode, reserve.reserve.attempt, BT_OK);
+    dispatch_look(n->d, &view);
+    assert_int_equal(view.protocol_errors_total, 0);
+    assert_int_equal(view.late_total, 1);
+    assert_int_equal(view.retries_total, 1);
+    assert_int_equal(fake_count(n, prefill.streams, PROTO_RUN), 0);
+    (void)fake_run(n, &prefill, &decode);
+}
+
 static void a_row_of_another_mode_is_refused(void **state) {
     (void)state;
     uint64_t window;
@@ -302,6 +318,7 @@ int main(void) {
         TEST(a_gap_is_refused),
         TEST(a_repeated_chunk_is_refused),
         TEST(a_chunk_before_run_is_refused),
+        TEST(an_error_may_overtake_its_reservation),
         TEST(a_row_of_another_mode_is_refused),
         TEST(more_rows_than_asked_for_are_refused),
         TEST(wrong_ends_are_refused),

@@ -1,0 +1,114 @@
+/* Runs simulated clusters: test_sim [FIRST [LAST]] [--trace]. Without numbers: one without any
+ * fault, then SEEDS seeds with faults. A seed that fails is printed; given as the only number it
+ * runs again exactly the same, --trace shows what the cores log. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/log.h"
+#include "tests/sim/sim.h"
+
+enum { SEEDS = 120, GROUP = 10 };
+
+static uint64_t first_seed = 1, last_seed = SEEDS;
+static sim_tally total;
+
+static void print_tally(const sim_tally *t) {
+    const struct {
+        const char *name;
+        uint64_t value;
+    } lines[] = {
+        {"clients", t->clients},
+        {"ok", t->ok},
+        {"overflow", t->overflow},
+        {"cancelled", t->cancelled},
+        {"deadline", t->deadline},
+        {"peer", t->peer},
+        {"no worker", t->no_worker},
+        {"other errors", t->other},
+        {"refused", t->refused},
+        {"lost with the router", t->lost},
+        {"rows", t->rows},
+        {"retries", t->retries},
+        {"late messages", t->late},
+        {"events", t->events},
+        {"crashes", t->crashes},
+        {"lost links", t->losses},
+        {"freezes", t->freezes},
+        {"mover drops", t->drops},
+        {"corruptions", t->corruptions},
+        {"stalls", t->stalls},
+        {"router crashes", t->router_crashes},
+        {"failed steps", t->step_failures},
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+        print_message("%s %llu  ", lines[i].name, (unsigned long long)lines[i].value);
+    print_message("\n");
+}
+
+static void a_cluster_without_faults_answers_everything(void **state) {
+    (void)state;
+    sim_scenario scenario;
+    sim_tally tally = {0};
+    sim_scenario_calm(1, &scenario);
+    sim_run(&scenario, &tally);
+    print_tally(&tally);
+    assert_int_equal(tally.ok + tally.overflow, tally.clients);
+    assert_true(tally.ok > 40);
+    assert_int_equal(tally.retries, 0);
+}
+
+static void seeds_with_faults(void **state) {
+    const uint64_t first = *(const uint64_t *)*state;
+    for (uint64_t seed = first; seed < first + GROUP && seed <= last_seed; seed++) {
+        sim_scenario scenario;
+        /* The last line before a failure names the seed. */
+        print_message("seed %llu (again: test_sim %llu)\n", (unsigned long long)seed,
+                      (unsigned long long)seed);
+        sim_scenario_wild(seed, &scenario);
+        sim_run(&scenario, &total);
+    }
+}
+
+/* A run in which nothing happens proves nothing. */
+static void everything_happened(void **state) {
+    (void)state;
+    const uint64_t *seen = (const uint64_t *)(const void *)&total;
+    print_tally(&total);
+    for (size_t i = 0; i < sizeof total / sizeof *seen; i++)
+        assert_true(seen[i] > 0);
+    assert_true(total.ok * 2 > total.clients);
+}
+
+int main(int argc, char **argv) {
+    static uint64_t firsts[SEEDS + 2];
+    static struct CMUnitTest tests[SEEDS + 2];
+    size_t count = 0;
+    int numbers = 0;
+    bt_log_set_level((bt_log_level)-1);
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--trace") == 0) {
+            bt_log_set_level(BT_LOG_DEBUG);
+        } else if (numbers++ == 0) {
+            first_seed = last_seed = strtoull(argv[i], NULL, 10);
+        } else {
+            last_seed = strtoull(argv[i], NULL, 10);
+        }
+    }
+    if (numbers == 0) {
+        tests[count++] =
+            (struct CMUnitTest)cmocka_unit_test(a_cluster_without_faults_answers_everything);
+    }
+    for (uint64_t seed = first_seed; seed <= last_seed && count <= SEEDS; seed += GROUP) {
+        firsts[count] = seed;
+        tests[count] =
+            (struct CMUnitTest)cmocka_unit_test_prestate(seeds_with_faults, &firsts[count]);
+        count++;
+    }
+    if (numbers == 0) tests[count++] = (struct CMUnitTest)cmocka_unit_test(everything_happened);
+    return _cmocka_run_group_tests("sim", tests, count, NULL, NULL);
+}

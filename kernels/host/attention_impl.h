@@ -18,7 +18,7 @@
 #include "kernels/math.h"
 #include "kernels/ops.h"
 
-enum { TILE = OP_ATTENTION_TILE, LANES = 16 };
+enum { TILE = OP_ATTENTION_TILE, LANES = 16, FEW_ROWS = 8 };
 
 /* K (which = 0) or V (which = 1) of the token at `position`; the rest of its page follows. */
 static const uint8_t *page_token(const host_attention_block *b, uint32_t which, uint32_t position) {
@@ -86,20 +86,14 @@ static void load_values(const host_attention_block *b, uint32_t position, uint32
 
 /* Turns 64 raw scores into weights; gives the factor of what was there before. */
 static float softmax_tile(float *scores, uint32_t valid, float scale, float *maximum, float *sum) {
-    float lanes[LANES];
     for (uint32_t j = 0; j < TILE; j++) {
         const float score = scores[j] * scale;
         scores[j] = j < valid ? score : -math_inf_f32();
     }
-    for (uint32_t l = 0; l < LANES; l++) {
-        float a = scores[l];
-        a = scores[l + 16] > a ? scores[l + 16] : a;
-        a = scores[l + 32] > a ? scores[l + 32] : a;
-        lanes[l] = scores[l + 48] > a ? scores[l + 48] : a;
-    }
-    float top = *maximum;
-    for (uint32_t l = 0; l < LANES; l++)
-        top = lanes[l] > top ? lanes[l] : top;
+    const v16 low = v16_max(v16_load(scores), v16_load(scores + 16));
+    const v16 high = v16_max(v16_load(scores + 32), v16_load(scores + 48));
+    const float tile_top = v16_top(v16_max(low, high));
+    const float top = tile_top > *maximum ? tile_top : *maximum;
     for (uint32_t j = 0; j < TILE; j++)
         scores[j] = math_exp_f32(scores[j] - top);
     v16 total = v16_add(v16_load(scores), v16_load(scores + 16));
@@ -116,25 +110,121 @@ static void scale_row(float *x, float factor, uint32_t width) {
         v16_store(x + i, v16_mul(v16_load(x + i), f));
 }
 
+/* Few query rows (decoding): widening a tile into scratch costs more than using it, so the products
+ * read the pages themselves. The chains are the same. */
+static bool reads_pages(const host_attention_block *b, uint32_t rows) {
+    return rows <= FEW_ROWS && b->layout->dtype == KV_DTYPE_BF16 && b->width == b->layout->head_dim;
+}
+
+#ifdef SIMD_WORDS
+static BT_ALWAYS_INLINE void score_keys(const host_attention_block *b, const uint16_t *keys,
+                                        const float *q, float *scores, int rows) {
+    const size_t head_dim = b->layout->head_dim;
+    v16 acc[SIMD_TILE_ROWS];
+    BT_UNROLL
+    for (int r = 0; r < rows; r++)
+        acc[r] = v16_set1(0.0F);
+    for (size_t dim = 0; dim < head_dim; dim += SIMD_TRANSPOSE_DIMS) {
+        v16_words words[LANES];
+        v16_load_words(keys + dim, head_dim, words);
+        BT_UNROLL
+        for (size_t i = 0; i < LANES; i++) {
+            const v16 even = v16_even_halves(words[i]);
+            const v16 odd = v16_odd_halves(words[i]);
+            BT_UNROLL
+            for (int r = 0; r < rows; r++) {
+                const float *x = q + (size_t)r * head_dim + dim + 2 * i;
+                acc[r] = v16_fma(v16_set1(x[0]), even, acc[r]);
+                acc[r] = v16_fma(v16_set1(x[1]), odd, acc[r]);
+            }
+        }
+    }
+    BT_UNROLL
+    for (int r = 0; r < rows; r++)
+        v16_store(scores + (size_t)r * TILE, acc[r]);
+}
+
+static void score_rows(const host_attention_block *b, const uint16_t *keys, const float *q,
+                       float *scores, uint32_t rows) {
+    switch (rows) {
+    case 1: score_keys(b, keys, q, scores, 1); return;
+    case 2: score_keys(b, keys, q, scores, 2); return;
+    case 3: score_keys(b, keys, q, scores, 3); return;
+    case 4: score_keys(b, keys, q, scores, 4); return;
+    case 5: score_keys(b, keys, q, scores, 5); return;
+    case 6: score_keys(b, keys, q, scores, 6); return;
+    }
+}
+
+static void score_pages(const host_attention_block *b, uint32_t position, uint32_t count,
+                        const float *q, uint32_t rows) {
+    uint32_t taken;
+    for (uint32_t first = 0; first < count; first += LANES) {
+        const void *keys = page_token(b, 0, position + first);
+        for (uint32_t row = 0; row < rows; row += taken) {
+            taken = tile_rows(rows - row);
+            score_rows(b, keys, q + (size_t)row * b->layout->head_dim,
+                       b->scores + (size_t)row * TILE + first, taken);
+        }
+    }
+}
+#endif
+
+/* scores [rows][64] of the tile at `position`. */
+static void score_tile(const host_attention_block *b, uint32_t position, uint32_t count,
+                       const float *q, uint32_t rows) {
+    const uint32_t head_dim = b->layout->head_dim;
+#ifdef SIMD_WORDS
+    if (reads_pages(b, rows)) {
+        score_pages(b, position, count, q, rows);
+        return;
+    }
+#endif
+    load_keys(b, position, count);
+    plain_matmul(&(tile_operands){.a = q,
+                                  .a_stride = head_dim,
+                                  .b.f32 = b->keys,
+                                  .b_stride = TILE,
+                                  .depth = head_dim,
+                                  .c = b->scores,
+                                  .c_stride = TILE},
+                 rows, TILE, TILE_F32);
+}
+
+/* values [rows][width] += weights [rows][64] times the V of the tile at `position`. */
+static void add_values(const host_attention_block *b, uint32_t position, uint32_t count,
+                       float *values, uint32_t rows) {
+    tile_operands o = {.a = b->scores,
+                       .a_stride = TILE,
+                       .b_stride = b->width,
+                       .depth = count,
+                       .c = values,
+                       .c_stride = b->width,
+                       .accumulates = true};
+    if (!reads_pages(b, rows)) {
+        load_values(b, position, count);
+        o.b.f32 = b->values;
+        plain_matmul(&o, rows, b->width, TILE_F32);
+        return;
+    }
+    const uint32_t page_tokens = b->layout->page_tokens;
+    for (uint32_t first = 0; first < count; first += page_tokens) {
+        o.a = b->scores + first;
+        o.b.bf16 = (const uint16_t *)(const void *)page_token(b, 1, position + first);
+        o.depth = count - first < page_tokens ? count - first : page_tokens;
+        plain_matmul(&o, rows, b->width, TILE_BF16);
+    }
+}
+
 static void attention_tile(const host_attention_block *b, uint32_t position,
                            const host_attention_state *state) {
-    const uint32_t head_dim = b->layout->head_dim;
     const uint32_t end = b->first_position + b->tokens; /* past the last query */
     const uint32_t count = end - position < TILE ? end - position : TILE;
     const uint32_t first_token = position > b->first_position ? position - b->first_position : 0;
     const uint32_t first_row = first_token * b->group;
     const uint32_t rows = (b->tokens - first_token) * b->group;
-    load_keys(b, position, count);
-    load_values(b, position, count);
-    plain_matmul(&(tile_operands){.a = b->q + (size_t)first_row * head_dim,
-                                  .a_stride = head_dim,
-                                  .plain = b->keys,
-                                  .b_stride = TILE,
-                                  .depth = head_dim,
-                                  .c = b->scores,
-                                  .c_stride = TILE},
-                 rows, TILE);
     float *values = state->values + (size_t)first_row * b->width;
+    score_tile(b, position, count, b->q + (size_t)first_row * b->layout->head_dim, rows);
     for (uint32_t r = 0; r < rows; r++) {
         const uint32_t row = first_row + r;
         const uint32_t last = b->first_position + row / b->group;
@@ -143,15 +233,7 @@ static void attention_tile(const host_attention_block *b, uint32_t position,
                                           &state->maximum[row], &state->sum[row]);
         scale_row(values + (size_t)r * b->width, factor, b->width);
     }
-    plain_matmul(&(tile_operands){.a = b->scores,
-                                  .a_stride = TILE,
-                                  .plain = b->values,
-                                  .b_stride = b->width,
-                                  .depth = count,
-                                  .c = values,
-                                  .c_stride = b->width,
-                                  .accumulates = true},
-                 rows, b->width);
+    add_values(b, position, count, values, rows);
 }
 
 static void attention_partition(const host_attention_block *b, uint32_t partition,

@@ -16,12 +16,21 @@
  */
 enum { MATMUL_BLOCK_DEPTH = 256, TILE_VECTORS_MAX = 4 };
 
-/* Operands of one register tile; b is a panel (packed) or plain f32 rows. */
+/* What b is: a panel, f32 rows, or bf16 rows in plain order. */
+typedef enum tile_kind {
+    TILE_PACKED,
+    TILE_F32,
+    TILE_BF16,
+} tile_kind;
+
+/* Operands of one register tile. */
 typedef struct tile_operands {
     const float *a;
     size_t a_stride;
-    const uint16_t *packed;
-    const float *plain;
+    union {
+        const uint16_t *bf16; /* TILE_PACKED, TILE_BF16 */
+        const float *f32;
+    } b;
     size_t b_stride;
     uint32_t depth;
     float *c;
@@ -29,42 +38,56 @@ typedef struct tile_operands {
     bool accumulates; /* start from c, not from zero */
 } tile_operands;
 
-static BT_ALWAYS_INLINE void tile_load_b(v16 *b, const tile_operands *o, size_t k, bool is_packed,
+static BT_ALWAYS_INLINE void tile_load_b(v16 *b, const tile_operands *o, size_t k, tile_kind kind,
                                          int vectors) {
-    if (is_packed) {
-        BT_UNROLL for (int v = 0; v < vectors; v += SIMD_PACKED_VECTORS)
-            v16_load_packed(o->packed + k * o->b_stride + 16 * v, b + v);
-    } else {
-        BT_UNROLL for (int v = 0; v < vectors; v++) b[v] =
-            v16_load(o->plain + k * o->b_stride + 16 * v);
+    const size_t row = k * o->b_stride;
+    if (kind == TILE_PACKED) {
+        BT_UNROLL
+        for (int v = 0; v < vectors; v += SIMD_PACKED_VECTORS)
+            v16_load_packed(o->b.bf16 + row + 16 * v, b + v);
+        return;
     }
+    BT_UNROLL
+    for (int v = 0; v < vectors; v++)
+        b[v] = kind == TILE_BF16 ? v16_load_bf16(o->b.bf16 + row + 16 * v)
+                                 : v16_load(o->b.f32 + row + 16 * v);
 }
 
-static BT_ALWAYS_INLINE void tile_swap(v16 *row, bool is_packed, int vectors) {
-    if (!is_packed) return;
-    BT_UNROLL for (int v = 0; v < vectors; v += SIMD_PACKED_VECTORS) v16_swap_packed(row + v);
+static BT_ALWAYS_INLINE void tile_swap(v16 *row, tile_kind kind, int vectors) {
+    if (kind != TILE_PACKED) return;
+    BT_UNROLL
+    for (int v = 0; v < vectors; v += SIMD_PACKED_VECTORS)
+        v16_swap_packed(row + v);
 }
 
-static BT_ALWAYS_INLINE void tile(const tile_operands *o, int rows, int vectors, bool is_packed) {
+static BT_ALWAYS_INLINE void tile(const tile_operands *o, int rows, int vectors, tile_kind kind) {
     v16 acc[SIMD_TILE_ROWS][TILE_VECTORS_MAX];
-    BT_UNROLL for (int r = 0; r < rows; r++) {
-        BT_UNROLL for (int v = 0; v < vectors; v++) acc[r][v] =
-            o->accumulates ? v16_load(o->c + (size_t)r * o->c_stride + 16 * v) : v16_set1(0.0F);
-        if (o->accumulates) tile_swap(acc[r], is_packed, vectors);
+    BT_UNROLL
+    for (int r = 0; r < rows; r++) {
+        BT_UNROLL
+        for (int v = 0; v < vectors; v++)
+            acc[r][v] =
+                o->accumulates ? v16_load(o->c + (size_t)r * o->c_stride + 16 * v) : v16_set1(0.0F);
+        if (o->accumulates) tile_swap(acc[r], kind, vectors);
     }
     const float *a = o->a;
     const size_t a_stride = o->a_stride;
     for (size_t k = 0; k < o->depth; k++) {
         v16 b[TILE_VECTORS_MAX];
-        tile_load_b(b, o, k, is_packed, vectors);
-        BT_UNROLL for (int r = 0; r < rows; r++) {
+        tile_load_b(b, o, k, kind, vectors);
+        BT_UNROLL
+        for (int r = 0; r < rows; r++) {
             const v16 x = v16_set1(a[(size_t)r * a_stride + k]);
-            BT_UNROLL for (int v = 0; v < vectors; v++) acc[r][v] = v16_fma(x, b[v], acc[r][v]);
+            BT_UNROLL
+            for (int v = 0; v < vectors; v++)
+                acc[r][v] = v16_fma(x, b[v], acc[r][v]);
         }
     }
-    BT_UNROLL for (int r = 0; r < rows; r++) {
-        tile_swap(acc[r], is_packed, vectors);
-        BT_UNROLL for (int v = 0; v < vectors; v++)
+    BT_UNROLL
+    for (int r = 0; r < rows; r++) {
+        tile_swap(acc[r], kind, vectors);
+        BT_UNROLL
+        for (int v = 0; v < vectors; v++)
             v16_store(o->c + (size_t)r * o->c_stride + 16 * v, acc[r][v]);
     }
 }
@@ -74,26 +97,27 @@ static inline uint32_t tile_columns(uint32_t rows) {
     return 16U * (rows == 1 ? SIMD_VECTORS_1 : rows <= 3 ? SIMD_VECTORS_3 : SIMD_VECTORS_6);
 }
 
-static void tile_packed(const tile_operands *o, uint32_t rows) {
+static BT_ALWAYS_INLINE void tile_of_rows(const tile_operands *o, uint32_t rows, tile_kind kind) {
     switch (rows) {
-    case 1: tile(o, 1, SIMD_VECTORS_1, true); return;
-    case 2: tile(o, 2, SIMD_VECTORS_3, true); return;
-    case 3: tile(o, 3, SIMD_VECTORS_3, true); return;
-    case 4: tile(o, 4, SIMD_VECTORS_6, true); return;
-    case 5: tile(o, 5, SIMD_VECTORS_6, true); return;
-    case 6: tile(o, 6, SIMD_VECTORS_6, true); return;
+    case 1: tile(o, 1, SIMD_VECTORS_1, kind); return;
+    case 2: tile(o, 2, SIMD_VECTORS_3, kind); return;
+    case 3: tile(o, 3, SIMD_VECTORS_3, kind); return;
+    case 4: tile(o, 4, SIMD_VECTORS_6, kind); return;
+    case 5: tile(o, 5, SIMD_VECTORS_6, kind); return;
+    case 6: tile(o, 6, SIMD_VECTORS_6, kind); return;
     }
 }
 
-static void tile_plain(const tile_operands *o, uint32_t rows) {
-    switch (rows) {
-    case 1: tile(o, 1, SIMD_VECTORS_1, false); return;
-    case 2: tile(o, 2, SIMD_VECTORS_3, false); return;
-    case 3: tile(o, 3, SIMD_VECTORS_3, false); return;
-    case 4: tile(o, 4, SIMD_VECTORS_6, false); return;
-    case 5: tile(o, 5, SIMD_VECTORS_6, false); return;
-    case 6: tile(o, 6, SIMD_VECTORS_6, false); return;
-    }
+static void tile_packed(const tile_operands *o, uint32_t rows) {
+    tile_of_rows(o, rows, TILE_PACKED);
+}
+
+static void tile_f32(const tile_operands *o, uint32_t rows) {
+    tile_of_rows(o, rows, TILE_F32);
+}
+
+static void tile_bf16(const tile_operands *o, uint32_t rows) {
+    tile_of_rows(o, rows, TILE_BF16);
 }
 
 /* Rows of the next tile when `rows` are left: as few tiles as possible, of nearly equal height. */
@@ -115,7 +139,7 @@ static void panel_block(float *out, const float *x, size_t x_stride, const uint1
                            .accumulates = accumulates};
         const uint32_t columns = tile_columns(count);
         for (uint32_t column = 0; column < PACK_PANEL_COLUMNS; column += columns) {
-            o.packed = panel + column;
+            o.b.bf16 = panel + column;
             o.c = out + (size_t)row * PACK_PANEL_COLUMNS + column;
             tile_packed(&o, count);
         }
@@ -133,7 +157,8 @@ static void panel_matmul(float *out, const float *x, size_t x_stride, const uint
 }
 
 /* c [rows][columns] (+)= a [rows][depth] b [depth][columns]; columns is a multiple of 64. */
-static void plain_matmul(const tile_operands *operands, uint32_t rows, uint32_t columns) {
+static void plain_matmul(const tile_operands *operands, uint32_t rows, uint32_t columns,
+                         tile_kind kind) {
     uint32_t count;
     for (uint32_t row = 0; row < rows; row += count) {
         count = tile_rows(rows - row);
@@ -141,9 +166,14 @@ static void plain_matmul(const tile_operands *operands, uint32_t rows, uint32_t 
         o.a += row * o.a_stride;
         const uint32_t step = tile_columns(count);
         for (uint32_t column = 0; column < columns; column += step) {
-            o.plain = operands->plain + column;
             o.c = operands->c + row * o.c_stride + column;
-            tile_plain(&o, count);
+            if (kind == TILE_BF16) {
+                o.b.bf16 = operands->b.bf16 + column;
+                tile_bf16(&o, count);
+            } else {
+                o.b.f32 = operands->b.f32 + column;
+                tile_f32(&o, count);
+            }
         }
     }
 }

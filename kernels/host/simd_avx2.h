@@ -48,6 +48,12 @@ static BT_ALWAYS_INLINE float v16_sum(v16 a) {
     const __m128 a2 = _mm_add_ps(a4, _mm_movehl_ps(a4, a4));
     return _mm_cvtss_f32(_mm_add_ss(a2, _mm_shuffle_ps(a2, a2, 1)));
 }
+static BT_ALWAYS_INLINE float v16_top(v16 a) {
+    const __m256 a8 = _mm256_max_ps(a.low, a.high);
+    const __m128 a4 = _mm_max_ps(_mm256_castps256_ps128(a8), _mm256_extractf128_ps(a8, 1));
+    const __m128 a2 = _mm_max_ps(a4, _mm_movehl_ps(a4, a4));
+    return _mm_cvtss_f32(_mm_max_ss(a2, _mm_shuffle_ps(a2, a2, 1)));
+}
 static BT_ALWAYS_INLINE v16 v16_load_bf16(const uint16_t *p) {
     const __m256i raw = _mm256_loadu_si256((const __m256i *)(const void *)p);
     const __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(raw));

@@ -44,6 +44,12 @@ static BT_ALWAYS_INLINE float v16_sum(v16 a) {
     const __m128 a2 = _mm_add_ps(a4, _mm_movehl_ps(a4, a4));
     return _mm_cvtss_f32(_mm_add_ss(a2, _mm_shuffle_ps(a2, a2, 1)));
 }
+static BT_ALWAYS_INLINE float v16_top(v16 a) {
+    const __m256 a8 = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 a4 = _mm_max_ps(_mm256_castps256_ps128(a8), _mm256_extractf128_ps(a8, 1));
+    const __m128 a2 = _mm_max_ps(a4, _mm_movehl_ps(a4, a4));
+    return _mm_cvtss_f32(_mm_max_ss(a2, _mm_shuffle_ps(a2, a2, 1)));
+}
 static BT_ALWAYS_INLINE v16 v16_load_bf16(const uint16_t *p) {
     const __m256i raw = _mm256_loadu_si256((const __m256i *)(const void *)p);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
@@ -91,16 +97,28 @@ static BT_ALWAYS_INLINE void transpose_words(__m512i *r) {
     }
 }
 #define SIMD_TRANSPOSE_DIMS 32
+#define SIMD_WORDS          1
+typedef __m512i v16_words;
+static BT_ALWAYS_INLINE void v16_load_words(const uint16_t *p, size_t stride, v16_words *out) {
+    BT_UNROLL
+    for (size_t i = 0; i < 16; i++)
+        out[i] = _mm512_loadu_si512(p + i * stride);
+    transpose_words(out);
+}
+static BT_ALWAYS_INLINE v16 v16_even_halves(v16_words words) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+}
+static BT_ALWAYS_INLINE v16 v16_odd_halves(v16_words words) {
+    return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000U)));
+}
 static BT_ALWAYS_INLINE void v16_transpose_bf16(const uint16_t *p, size_t stride, float *out,
                                                 size_t out_stride) {
-    const __m512i odd = _mm512_set1_epi32((int)0xffff0000U);
-    __m512i r[16];
-    BT_UNROLL for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(p + (size_t)i * stride);
-    transpose_words(r);
-    BT_UNROLL for (int i = 0; i < 16; i++) {
-        float *row = out + 2 * (size_t)i * out_stride;
-        _mm512_storeu_si512(row, _mm512_slli_epi32(r[i], 16));
-        _mm512_storeu_si512(row + out_stride, _mm512_and_si512(r[i], odd));
+    v16_words words[16];
+    v16_load_words(p, stride, words);
+    BT_UNROLL
+    for (size_t i = 0; i < 16; i++) {
+        v16_store(out + 2 * i * out_stride, v16_even_halves(words[i]));
+        v16_store(out + (2 * i + 1) * out_stride, v16_odd_halves(words[i]));
     }
 }
 

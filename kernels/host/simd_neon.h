@@ -42,9 +42,8 @@ static BT_ALWAYS_INLINE v16 v16_add(v16 a, v16 b) {
 static BT_ALWAYS_INLINE v16 v16_mul(v16 a, v16 b) {
     V16_EACH(vmulq_f32(a.q[i], b.q[i]));
 }
-/* As the x86 instruction: the second operand where they are equal or unordered. */
 static BT_ALWAYS_INLINE v16 v16_max(v16 a, v16 b) {
-    V16_EACH(vbslq_f32(vcgtq_f32(a.q[i], b.q[i]), a.q[i], b.q[i]));
+    V16_EACH(vmaxq_f32(a.q[i], b.q[i]));
 }
 static BT_ALWAYS_INLINE float v16_sum(v16 a) {
     const float32x4_t low = vaddq_f32(a.q[0], a.q[2]);
@@ -52,6 +51,11 @@ static BT_ALWAYS_INLINE float v16_sum(v16 a) {
     const float32x4_t a4 = vaddq_f32(low, high);
     const float32x2_t a2 = vadd_f32(vget_low_f32(a4), vget_high_f32(a4));
     return vget_lane_f32(a2, 0) + vget_lane_f32(a2, 1);
+}
+static BT_ALWAYS_INLINE float v16_top(v16 a) {
+    const float32x4_t low = vmaxq_f32(a.q[0], a.q[2]);
+    const float32x4_t high = vmaxq_f32(a.q[1], a.q[3]);
+    return vmaxvq_f32(vmaxq_f32(low, high));
 }
 static BT_ALWAYS_INLINE v16 v16_load_bf16(const uint16_t *p) {
     V16_EACH(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));

@@ -58,6 +58,12 @@ static inline float v16_sum(v16 a) {
             a.lane[i] += a.lane[i + step];
     return a.lane[0];
 }
+static inline float v16_top(v16 a) {
+    float top = a.lane[0];
+    for (int i = 1; i < 16; i++)
+        top = a.lane[i] > top ? a.lane[i] : top;
+    return top;
+}
 static inline v16 v16_load_bf16(const uint16_t *p) {
     V16_EACH(widen_bf16(p[i]));
 }

@@ -23,8 +23,14 @@ typedef struct setting {
 } setting;
 
 static const char *const transport_names[] = {"POSIX_ERROR_HANDLING", "SYSV_ERROR_HANDLING",
+                                              "POSIX_FIFO_SIZE", "SYSV_FIFO_SIZE",
                                               "TCP_PORT_RANGE"};
 static bool is_ours[BT_ARRAY_COUNT(transport_names)]; /* put into the environment by us */
+
+/* Messages that a receiver in shared memory has not read yet, from all senders together. UCX's 64
+ * are fewer than many workers have on their way, and a queue that is full when its receiver dies
+ * costs a close that does not end (xfer_ucx.c). */
+#define FIFO_SIZE "256"
 
 /* Shared memory without a network: posix and sysv for small messages, cma for the payloads. */
 static const char *const shm_tls = "posix,sysv,cma,self";
@@ -96,13 +102,34 @@ static bt_status apply(ucp_config_t *config, const xfer_ucx_options *options, co
     return BT_OK;
 }
 
-bt_status xfer_ucx_configure(const xfer_ucx_options *options, ucp_config_t **out, bt_error *error) {
+/* true when every transport of a UCX_TLS list is within one machine. */
+static bool is_memory_only(const char *tls) {
+    static const char *const names[] = {"posix", "sysv", "cma", "self", "shm", "sm", "mm"};
+    for (const char *at = tls; *at != '\0';) {
+        const size_t length = strcspn(at, ",");
+        bool is_known = false;
+        for (size_t i = 0; i < BT_ARRAY_COUNT(names); i++)
+            is_known =
+                is_known || (strlen(names[i]) == length && strncmp(names[i], at, length) == 0);
+        if (!is_known) return false;
+        at += length;
+        if (*at == ',') at++;
+    }
+    return tls[0] != '\0';
+}
+
+bt_status xfer_ucx_configure(const xfer_ucx_options *options, ucp_config_t **out,
+                             bool *is_memory_only_out, bt_error *error) {
     setting settings[] = {
         {.name = "TLS"},
         {.name = "NET_DEVICES"},
         {.name = "KEEPALIVE_INTERVAL"},
+        /* The newer protocols abort the survivor of a killed peer (measured with 1.13.1). */
+        {.name = "PROTO_ENABLE", .value = "n"},
         {.name = "POSIX_ERROR_HANDLING", .place = SETTING_TRANSPORT, .value = "y"},
         {.name = "SYSV_ERROR_HANDLING", .place = SETTING_TRANSPORT, .value = "y"},
+        {.name = "POSIX_FIFO_SIZE", .place = SETTING_TRANSPORT, .value = FIFO_SIZE},
+        {.name = "SYSV_FIFO_SIZE", .place = SETTING_TRANSPORT, .value = FIFO_SIZE},
         {.name = "TCP_PORT_RANGE", .place = SETTING_TRANSPORT},
     };
     const size_t count = BT_ARRAY_COUNT(settings) - (options->port_range == NULL ? 1 : 0);
@@ -110,7 +137,7 @@ bt_status xfer_ucx_configure(const xfer_ucx_options *options, ucp_config_t **out
     bt_status status = set_value(&settings[0], expand_tls(options->tls), error);
     if (status == BT_OK) status = set_value(&settings[1], devices, error);
     if (status == BT_OK && options->port_range != NULL)
-        status = set_value(&settings[5], options->port_range, error);
+        status = set_value(&settings[BT_ARRAY_COUNT(settings) - 1], options->port_range, error);
     if (status != BT_OK) return status;
     const uint32_t keepalive_ms = options->keepalive_ms == 0 ? KEEPALIVE_MS : options->keepalive_ms;
     (void)snprintf(settings[2].value, sizeof settings[2].value, "%ums", keepalive_ms);
@@ -126,6 +153,8 @@ bt_status xfer_ucx_configure(const xfer_ucx_options *options, ucp_config_t **out
         xfer_ucx_configured(config);
         return status;
     }
+    const char *tls = getenv(variable_of("TLS").name);
+    *is_memory_only_out = is_memory_only(tls != NULL ? tls : settings[0].value);
     *out = config;
     return BT_OK;
 }

@@ -31,7 +31,7 @@ void controller_init(controller *c, const controller_options *options) {
         c->nodes[i].socket = -1;
 }
 
-static void show_log(const controller_node *node) {
+void controller_show_log(const controller_node *node) {
     char line[512];
     FILE *log = fopen(node->log, "r");
     if (log == NULL) return;
@@ -129,7 +129,7 @@ static void read_from(controller *c, controller_node *node) {
         node->process = 0;
         (void)close(node->socket);
         node->socket = -1;
-        show_log(node);
+        controller_show_log(node);
         fail_msg("worker %u ended with wait status %d", node->self.worker_id, status);
     }
     store(c, node, &n);
@@ -169,7 +169,7 @@ controller_note controller_wait(controller *c, const controller_node *from, note
     while (!controller_take(c, from, kind, number, peer, &found)) {
         (void)controller_listen(c, 100);
         if (bt_clock_now_us(&clock) < limit) continue;
-        show_log(from);
+        controller_show_log(from);
         fail_msg("worker %u did not say note %d (number %" PRIu64 ") in time", from->self.worker_id,
                  (int)kind, number);
     }
@@ -222,6 +222,7 @@ static void forget(controller *c, controller_node *node) {
 }
 
 void controller_kill(controller *c, controller_node *node) {
+    assert_true(node->process > 0);
     assert_int_equal(kill(node->process, SIGKILL), 0);
     assert_int_equal(waitpid(node->process, NULL, 0), node->process);
     (void)unlink(node->log);
@@ -234,7 +235,7 @@ void controller_finish(controller *c, controller_node *node) {
     controller_tell(c, node, &finish);
     assert_int_equal(waitpid(node->process, &status, 0), node->process);
     if (status != 0) {
-        show_log(node);
+        controller_show_log(node);
         forget(c, node);
         fail_msg("worker %u ended with wait status %d", node->self.worker_id, status);
     }
@@ -244,5 +245,5 @@ void controller_finish(controller *c, controller_node *node) {
 
 void controller_fini(controller *c) {
     for (uint32_t i = 0; i < CONTROLLER_NODES_MAX; i++)
-        if (c->nodes[i].socket >= 0) controller_kill(c, &c->nodes[i]);
+        if (c->nodes[i].process > 0) controller_kill(c, &c->nodes[i]);
 }

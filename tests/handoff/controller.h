@@ -72,6 +72,8 @@ controller_note controller_wait(controller *c, const controller_node *from, note
                                 uint64_t number, xfer_peer peer);
 void controller_tell(controller *c, controller_node *to, const note *n);
 
+/* A node's output, as an error message of the test. */
+void controller_show_log(const controller_node *node);
 /* SIGKILL, reaped. Its notes are forgotten. */
 void controller_kill(controller *c, controller_node *node);
 /* Asks a node to check itself and end; fails the test unless it ends with status 0. */

@@ -133,9 +133,9 @@ static controller_note await(harness *h, const controller_node *from, note_kind 
     while (!controller_take(h->c, from, kind, number, peer, &found)) {
         keep_background(h);
         (void)controller_listen(h->c, 50);
-        if (now_us() > limit)
-            fail_msg("worker %u: no note %d within %u ms", from->self.worker_id, (int)kind,
-                     limit_ms);
+        if (now_us() <= limit) continue;
+        controller_show_log(from);
+        fail_msg("worker %u: no note %d within %u ms", from->self.worker_id, (int)kind, limit_ms);
     }
     return found;
 }

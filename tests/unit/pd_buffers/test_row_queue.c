@@ -1,0 +1,201 @@
+/* Decode's row queue: what goes in comes out as records, bit for bit and once; bounds hold. */
+#include "pd_buffers/row_queue.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { CAP = 40, ROWS = 100, BYTES_MAX = 1 << 20 };
+
+static int32_t ids[ROWS][CAP];
+static float logprobs[ROWS][CAP];
+static uint8_t stream[BYTES_MAX];
+
+static int fill(void **state) {
+    (void)state;
+    for (uint32_t row = 0; row < ROWS; row++) {
+        for (uint32_t i = 0; i < CAP; i++) {
+            const uint32_t bits = (row * 2654435761u) ^ (i * 40503u + 1);
+            ids[row][i] = (int32_t)(bits & 0xfffff);
+            memcpy(&logprobs[row][i], &bits, sizeof bits); /* NaNs included: bits are bits */
+        }
+    }
+    return 0;
+}
+
+static uint32_t count_of(uint32_t row) {
+    return 1 + row * 7 % CAP;
+}
+
+static token_row make_row(uint32_t mode, uint32_t row) {
+    return (token_row){
+        .token = (int32_t)row * 3 - 5,
+        .mask_mode = mode,
+        .has_logprob = row % 2,
+        .token_logprob = logprobs[row][0],
+        .selected_logprob = logprobs[row][1],
+        .support_count = mode == ROW_MASK_OFF ? 0 : count_of(row),
+        .support_ids = mode == ROW_MASK_OFF ? NULL : ids[row],
+        .support_logprobs = mode == ROW_MASK_SUPPORT ? logprobs[row] : NULL,
+    };
+}
+
+static row_queue *make_queue(uint32_t mode) {
+    const row_queue_options options = {.mask_mode = mode, .cap = CAP, .bytes_max = BYTES_MAX};
+    row_queue *queue = NULL;
+    assert_int_equal(row_queue_create(&options, &queue), BT_OK);
+    return queue;
+}
+
+/* Reads `count` records from number `first` on, and nothing behind them. */
+static void assert_stream(uint32_t mode, size_t bytes, uint32_t first, uint32_t count) {
+    size_t at = 0;
+    for (uint32_t row = first; row < first + count; row++) {
+        const token_row wanted = make_row(mode, row);
+        token_row got;
+        size_t used = 0;
+        assert_int_equal(row_record_decode(stream + at, bytes - at, CAP, &got, &used), BT_OK);
+        assert_int_not_equal(used, 0);
+        at += used;
+        assert_int_equal(got.token, wanted.token);
+        assert_int_equal(got.has_logprob, wanted.has_logprob);
+        assert_memory_equal(&got.token_logprob, &wanted.token_logprob, sizeof(float));
+        assert_memory_equal(&got.selected_logprob, &wanted.selected_logprob, sizeof(float));
+        assert_int_equal(got.support_count, wanted.support_count);
+        if (wanted.support_count == 0) continue;
+        assert_memory_equal(got.support_ids, wanted.support_ids, 4 * wanted.support_count);
+        if (mode == ROW_MASK_SUPPORT)
+            assert_memory_equal(got.support_logprobs, wanted.support_logprobs,
+                                4 * wanted.support_count);
+    }
+    assert_int_equal(at, bytes);
+}
+
+static void rows_come_out_as_they_went_in(void **state) {
+    (void)state;
+    for (uint32_t mode = ROW_MASK_OFF; mode <= ROW_MASK_SUPPORT; mode++) {
+        row_queue *queue = make_queue(mode);
+        uint32_t next = 0;
+        /* Batches of growing size, so that each reuses and outgrows the memory of the last. */
+        for (uint32_t batch = 1; next + batch <= ROWS; batch += 3) {
+            for (uint32_t i = 0; i < batch; i++) {
+                const token_row row = make_row(mode, next + i);
+                assert_int_equal(row_queue_push(queue, &row), BT_OK);
+            }
+            assert_int_equal(row_queue_count(queue), batch);
+            const size_t bytes = row_queue_bytes(queue);
+            assert_int_equal(row_queue_take(queue, stream, sizeof stream), bytes);
+            assert_stream(mode, bytes, next, batch);
+            assert_int_equal(row_queue_count(queue), 0);
+            assert_int_equal(row_queue_bytes(queue), 0);
+            assert_int_equal(row_queue_take(queue, stream, sizeof stream), 0);
+            next += batch;
+        }
+        row_queue_destroy(queue);
+    }
+}
+
+static void row_zero_comes_from_the_handoff(void **state) {
+    (void)state;
+    for (uint32_t mode = ROW_MASK_OFF; mode <= ROW_MASK_SUPPORT; mode++) {
+        row_queue *queue = make_queue(mode);
+        const token_row zero = make_row(mode, 0);
+        const metadata_row first = {
+            .first_token = zero.token,
+            .mask_mode = mode,
+            .has_first_logprob = zero.has_logprob,
+            .first_logprob = zero.token_logprob,
+            .selected_logprob = zero.selected_logprob,
+            .support_count = zero.support_count,
+            .support_ids = zero.support_ids,
+            .support_logprobs = zero.support_logprobs,
+        };
+        assert_int_equal(row_queue_push_first(queue, &first), BT_OK);
+        for (uint32_t i = 1; i < 4; i++) {
+            const token_row row = make_row(mode, i);
+            assert_int_equal(row_queue_push(queue, &row), BT_OK);
+        }
+        const size_t bytes = row_queue_take(queue, stream, sizeof stream);
+        assert_stream(mode, bytes, 0, 4);
+        row_queue_destroy(queue);
+    }
+}
+
+static void pushed_rows_are_copies(void **state) {
+    (void)state;
+    row_queue *queue = make_queue(ROW_MASK_SUPPORT);
+    int32_t own_ids[CAP];
+    float own_logprobs[CAP];
+    token_row row = make_row(ROW_MASK_SUPPORT, 3);
+    memcpy(own_ids, row.support_ids, sizeof own_ids);
+    memcpy(own_logprobs, row.support_logprobs, sizeof own_logprobs);
+    row.support_ids = own_ids;
+    row.support_logprobs = own_logprobs;
+    assert_int_equal(row_queue_push(queue, &row), BT_OK);
+    memset(own_ids, 0, sizeof own_ids);
+    memset(own_logprobs, 0, sizeof own_logprobs);
+    assert_stream(ROW_MASK_SUPPORT, row_queue_take(queue, stream, sizeof stream), 3, 1);
+    row_queue_destroy(queue);
+}
+
+static void bounds_hold(void **state) {
+    (void)state;
+    row_queue *queue = NULL;
+    const size_t one = row_record_bytes(ROW_MASK_SUPPORT, CAP);
+    row_queue_options options = {.mask_mode = 3, .cap = CAP, .bytes_max = BYTES_MAX};
+    assert_int_equal(row_queue_create(&options, &queue), BT_ERR_CALLER_ARGUMENT);
+    options = (row_queue_options){ROW_MASK_SUPPORT, CAP, one - 1};
+    assert_int_equal(row_queue_create(&options, &queue), BT_ERR_CALLER_ARGUMENT);
+    options.bytes_max = 2 * one;
+    assert_int_equal(row_queue_create(&options, &queue), BT_OK);
+    token_row row = make_row(ROW_MASK_SUPPORT, 0);
+    row.support_count = CAP + 1;
+    assert_int_equal(row_queue_push(queue, &row), BT_ERR_CALLER_LIMIT);
+    row.support_count = CAP;
+    assert_int_equal(row_queue_push(queue, &row), BT_OK);
+    assert_int_equal(row_queue_push(queue, &row), BT_OK);
+    assert_int_equal(row_queue_push(queue, &row), BT_ERR_REQUEST_FULL);
+    assert_int_equal(row_queue_count(queue), 2);
+    assert_int_equal(row_queue_take(queue, stream, sizeof stream), 2 * one);
+    assert_int_equal(row_queue_push(queue, &row), BT_OK);
+    row_queue_clear(queue);
+    assert_int_equal(row_queue_count(queue), 0);
+    row.mask_mode = ROW_MASK_SELECTED;
+    assert_int_equal(row_queue_push(queue, &row), BT_ERR_CALLER_ARGUMENT);
+    row = make_row(ROW_MASK_SUPPORT, 1);
+    row.support_ids = NULL;
+    assert_int_equal(row_queue_push(queue, &row), BT_ERR_CALLER_ARGUMENT);
+    row = make_row(ROW_MASK_SUPPORT, 1);
+    row.support_logprobs = NULL;
+    assert_int_equal(row_queue_push(queue, &row), BT_ERR_CALLER_ARGUMENT);
+    row_queue_destroy(queue);
+    row_queue_destroy(NULL);
+}
+
+/* No opt-in, no cost: without masks the cap plays no part. */
+static void without_masks_the_cap_is_nothing(void **state) {
+    (void)state;
+    row_queue *queue = NULL;
+    const row_queue_options options = {
+        .mask_mode = ROW_MASK_OFF, .cap = UINT32_MAX, .bytes_max = ROW_RECORD_HEADER_BYTES};
+    assert_int_equal(row_queue_create(&options, &queue), BT_OK);
+    const token_row row = make_row(ROW_MASK_OFF, 1);
+    assert_int_equal(row_queue_push(queue, &row), BT_OK);
+    assert_int_equal(row_queue_bytes(queue), ROW_RECORD_HEADER_BYTES);
+    row_queue_destroy(queue);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_come_out_as_they_went_in),
+        cmocka_unit_test(row_zero_comes_from_the_handoff),
+        cmocka_unit_test(pushed_rows_are_copies),
+        cmocka_unit_test(bounds_hold),
+        cmocka_unit_test(without_masks_the_cap_is_nothing),
+    };
+    return cmocka_run_group_tests(tests, fill, NULL);
+}

@@ -219,7 +219,7 @@ void dispatch_attempt_fail(dispatch *d, request *r, bt_status status, const char
         dispatch_request_end_with(d, r, status, "%s", kept);
         return;
     }
-    bt_log_info("dispatch", "request %llu is tried again: %s", (unsigned long long)r->id, kept);
+    bt_log_debug("dispatch", "request %llu is tried again: %s", (unsigned long long)r->id, kept);
     d->retries_total++;
     r->last_status = status;
     memcpy(r->last_text, kept, sizeof kept);

@@ -147,8 +147,11 @@ struct dispatch {
     uint64_t random;
     bool is_calling; /* inside an op */
     cluster_record record;
-    worker *workers[DISPATCH_WORKERS_MAX];
+    worker *workers[DISPATCH_WORKERS_MAX]; /* by slot */
     uint32_t worker_count;
+    /* Those that can be given work, by side, in no order. */
+    worker *joined[LEGS][DISPATCH_WORKERS_MAX];
+    uint32_t joined_count[LEGS];
     uint32_t next_worker_id;
     connection connections[DISPATCH_LINKS_MAX];
     id_map links;
@@ -169,6 +172,10 @@ struct dispatch {
     uint64_t stream_window_bytes, credit_step_bytes;
     uint64_t requests_total, retries_total, refused_total, late_total, protocol_errors_total;
 };
+
+static inline int side_of(const worker *w) {
+    return w->hello.role == PROTO_ROLE_PREFILL ? LEG_PREFILL : LEG_DECODE;
+}
 
 /* ---- dispatch.c ------------------------------------------------------------------------------ */
 

@@ -98,8 +98,7 @@ static uint64_t free_pages(const worker *decode) {
 }
 
 static bool is_prefill_open(const worker *w) {
-    return w->is_joined && w->hello.role == PROTO_ROLE_PREFILL &&
-           queued_tokens(w) < 2ull * w->ready.step_tokens;
+    return queued_tokens(w) < 2ull * w->ready.step_tokens;
 }
 
 static bool can_prefill(const request *r, const worker *w) {
@@ -110,7 +109,6 @@ static bool can_prefill(const request *r, const worker *w) {
 /* Whether this decode could ever hold the request, as far as anyone has said. The last token's KV
  * is never written. */
 static bool can_ever_hold(const request *r, const worker *w) {
-    if (!w->is_joined || w->hello.role != PROTO_ROLE_DECODE) return false;
     if (w->ready.pages_total <= r->too_large_pages) return false;
     const uint64_t tokens = (uint64_t)r->prompt_tokens + r->generation.max_new_tokens - 1;
     return dispatch_queue_pages_for(w, tokens) <= w->ready.pages_total;
@@ -121,11 +119,15 @@ static uint32_t need_of(const request *r, const worker *decode) {
                                     (uint64_t)r->prompt_tokens + r->generation.max_new_tokens);
 }
 
-static bool can_decode(const dispatch *d, const request *r, const worker *w) {
-    if (!can_ever_hold(r, w)) return false;
+/* Not known to be full for requests of so many pages. */
+static bool is_decode_open(const dispatch *d, const worker *w, uint32_t need_pages) {
     if (w->attempt_count >= w->ready.sequences_max) return false;
+    return need_pages < w->full_need || d->now_us >= w->full_until_us;
+}
+
+static bool can_decode(const dispatch *d, const request *r, const worker *w) {
     if (d->claim_decode == w && d->claim_request != r) return false;
-    return need_of(r, w) < w->full_need || d->now_us >= w->full_until_us;
+    return can_ever_hold(r, w) && is_decode_open(d, w, need_of(r, w));
 }
 
 static bool is_avoided(const request *r, const worker *prefill, const worker *decode) {
@@ -138,9 +140,9 @@ static worker *choose_prefill(dispatch *d, const request *r, const worker *decod
                               bool with_avoided) {
     worker *best = NULL;
     uint64_t ties = 0;
-    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
-        worker *w = d->workers[i];
-        if (w == NULL || !can_prefill(r, w)) continue;
+    for (uint32_t i = 0; i < d->joined_count[LEG_PREFILL]; i++) {
+        worker *w = d->joined[LEG_PREFILL][i];
+        if (!can_prefill(r, w)) continue;
         if (decode != NULL && !dispatch_registry_is_pair_ready(d, w, decode)) continue;
         if (!with_avoided && is_avoided(r, w, decode)) continue;
         const bool is_better = best == NULL || queued_tokens(w) < queued_tokens(best);
@@ -155,9 +157,9 @@ static worker *choose_prefill(dispatch *d, const request *r, const worker *decod
 static choice choose_pair(dispatch *d, const request *r, bool with_avoided) {
     choice best = {NULL, NULL};
     uint64_t ties = 0;
-    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
-        worker *w = d->workers[i];
-        if (w == NULL || !can_decode(d, r, w)) continue;
+    for (uint32_t i = 0; i < d->joined_count[LEG_DECODE]; i++) {
+        worker *w = d->joined[LEG_DECODE][i];
+        if (!can_decode(d, r, w)) continue;
         const bool is_better = best.decode == NULL || free_pages(w) > free_pages(best.decode);
         const bool is_tie = !is_better && free_pages(w) == free_pages(best.decode);
         if (!is_better && !is_tie) continue;
@@ -194,18 +196,17 @@ typedef struct largest {
 static largest find_largest(const dispatch *d, const request *r) {
     largest out = {0};
     bool prefill_fits = false, decode_fits = r->generation.max_new_tokens == 0;
-    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
-        const worker *w = d->workers[i];
-        if (w == NULL || !w->is_joined) continue;
+    for (uint32_t i = 0; i < d->joined_count[LEG_PREFILL]; i++) {
+        const worker *w = d->joined[LEG_PREFILL][i];
         const uint32_t pages = w->ready.pages_total;
         out.page_tokens = w->ready.page_tokens;
-        if (w->hello.role == PROTO_ROLE_PREFILL) {
-            if (pages > out.prompt_pages) out.prompt_pages = pages;
-            prefill_fits |= dispatch_queue_pages_for(w, r->prompt_tokens) <= pages;
-        } else {
-            if (pages > out.total_pages) out.total_pages = pages;
-            decode_fits |= can_ever_hold(r, w);
-        }
+        if (pages > out.prompt_pages) out.prompt_pages = pages;
+        prefill_fits |= dispatch_queue_pages_for(w, r->prompt_tokens) <= pages;
+    }
+    for (uint32_t i = 0; i < d->joined_count[LEG_DECODE]; i++) {
+        const worker *w = d->joined[LEG_DECODE][i];
+        if (w->ready.pages_total > out.total_pages) out.total_pages = w->ready.pages_total;
+        decode_fits |= can_ever_hold(r, w);
     }
     out.fits = prefill_fits && decode_fits;
     return out;
@@ -233,9 +234,9 @@ static bool end_if_too_large(dispatch *d, request *r) {
 /* The oldest request keeps the decode where it has the least to wait for. */
 static void claim(dispatch *d, request *r) {
     worker *best = NULL;
-    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
-        worker *w = d->workers[i];
-        if (w == NULL || !can_ever_hold(r, w)) continue;
+    for (uint32_t i = 0; i < d->joined_count[LEG_DECODE]; i++) {
+        worker *w = d->joined[LEG_DECODE][i];
+        if (!can_ever_hold(r, w)) continue;
         if (best == NULL || free_pages(w) > free_pages(best)) best = w;
     }
     if (best == NULL) return;
@@ -246,8 +247,15 @@ static void claim(dispatch *d, request *r) {
 /* ---- the pump -------------------------------------------------------------------------------- */
 
 static bool is_any_prefill_open(const dispatch *d) {
-    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
-        if (d->workers[i] != NULL && is_prefill_open(d->workers[i])) return true;
+    for (uint32_t i = 0; i < d->joined_count[LEG_PREFILL]; i++) {
+        if (is_prefill_open(d->joined[LEG_PREFILL][i])) return true;
+    }
+    return false;
+}
+
+static bool is_any_decode_open(const dispatch *d) {
+    for (uint32_t i = 0; i < d->joined_count[LEG_DECODE]; i++) {
+        if (is_decode_open(d, d->joined[LEG_DECODE][i], 1)) return true;
     }
     return false;
 }
@@ -269,7 +277,8 @@ void dispatch_queue_pump(dispatch *d) {
     for (int i = 0; i < SCAN_MAX && r != NULL; i++) {
         request *next = r->queue_next;
         if (!is_any_prefill_open(d)) break;
-        try_request(d, r);
+        /* A saturated cluster costs one look per request, not one per pair. */
+        if (r->generation.max_new_tokens == 0 || is_any_decode_open(d)) try_request(d, r);
         r = next;
     }
     /* Also when an attempt could not be begun (memory) and its request is back in the queue: the

@@ -110,11 +110,12 @@ static void offer_pair(dispatch *d, worker *a, worker *b) {
 void dispatch_registry_join(dispatch *d, worker *w) {
     if (w->is_joined || !w->has_ready || w->streams == NULL) return;
     w->is_joined = true;
+    d->joined[side_of(w)][d->joined_count[side_of(w)]++] = w;
     bt_log_info("dispatch", "%s is ready: %u pages of %u tokens", w->name, w->ready.pages_total,
                 w->ready.page_tokens);
-    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
-        worker *other = d->workers[i];
-        if (other == NULL || !other->is_joined || other->hello.role == w->hello.role) continue;
+    const int there = side_of(w) == LEG_PREFILL ? LEG_DECODE : LEG_PREFILL;
+    for (uint32_t i = 0; i < d->joined_count[there]; i++) {
+        worker *other = d->joined[there][i];
         if (record_is_pairable(&w->record, &other->record)) offer_pair(d, w, other);
     }
 }
@@ -217,9 +218,9 @@ void dispatch_registry_on_ready(dispatch *d, worker *w, const proto_ready *ready
 }
 
 static void tell_peers_gone(dispatch *d, const worker *w) {
-    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
-        worker *other = d->workers[i];
-        if (other == NULL || other == w || other->hello.role == w->hello.role) continue;
+    const int there = side_of(w) == LEG_PREFILL ? LEG_DECODE : LEG_PREFILL;
+    for (uint32_t i = 0; i < d->joined_count[there]; i++) {
+        worker *other = d->joined[there][i];
         pair *p = pair_of(d, w, other);
         if (p->state == PAIR_NONE) continue;
         set_pair(d, p, PAIR_NONE);
@@ -228,6 +229,15 @@ static void tell_peers_gone(dispatch *d, const worker *w) {
         message.pair.incarnation = w->hello.incarnation;
         message.pair.status = BT_ERR_PEER_GONE;
         dispatch_send(d, other->control, &message);
+    }
+}
+
+static void unjoin(dispatch *d, const worker *w) {
+    const int side = side_of(w);
+    for (uint32_t i = 0; i < d->joined_count[side]; i++) {
+        if (d->joined[side][i] != w) continue;
+        d->joined[side][i] = d->joined[side][--d->joined_count[side]];
+        return;
     }
 }
 
@@ -241,6 +251,7 @@ void dispatch_registry_remove_worker(dispatch *d, worker *w, bt_status status, c
     if (control != NULL) dispatch_close(d, control);
     if (streams != NULL) dispatch_close(d, streams);
     tell_peers_gone(d, w);
+    unjoin(d, w);
     dispatch_queue_forget_worker(d, w);
     dispatch_attempt_on_worker_gone(d, w, status, why);
     d->workers[w->slot] = NULL;
@@ -309,14 +320,9 @@ static void tick_worker(dispatch *d, worker *w) {
 }
 
 static void tick_pairs(dispatch *d) {
-    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
-        worker *prefill = d->workers[i];
-        if (prefill == NULL || prefill->hello.role != PROTO_ROLE_PREFILL) continue;
-        for (uint32_t k = 0; k < DISPATCH_WORKERS_MAX; k++) {
-            worker *decode = d->workers[k];
-            if (decode == NULL || decode->hello.role != PROTO_ROLE_DECODE) continue;
-            tick_pair(d, prefill, decode);
-        }
+    for (uint32_t i = 0; i < d->joined_count[LEG_PREFILL]; i++) {
+        for (uint32_t k = 0; k < d->joined_count[LEG_DECODE]; k++)
+            tick_pair(d, d->joined[LEG_PREFILL][i], d->joined[LEG_DECODE][k]);
     }
 }
 

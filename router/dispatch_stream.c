@@ -26,8 +26,15 @@ void dispatch_stream_end(request *r) {
     row_assembler_fini(&r->rows);
 }
 
+static const char no_memory[] = "the router has no memory for the row stream";
+
+/* Ends the attempt over what is wrong with its stream. */
 static void violate(dispatch *d, request *r, const worker *from, const char *what) {
     char text[2 * PROTO_TEXT_MAX];
+    if (what == no_memory) { /* nobody broke anything */
+        dispatch_attempt_fail(d, r, BT_ERR_WORKER_MEMORY, no_memory, NULL);
+        return;
+    }
     d->protocol_errors_total++;
     (void)snprintf(text, sizeof text, "%s broke the protocol: %s", from->name, what);
     bt_log_error("dispatch", "request %llu: %s", (unsigned long long)r->id, text);
@@ -68,8 +75,9 @@ static void note_proven(dispatch *d, request *r) {
 static const char *take_rows(dispatch *d, request *r, const uint8_t *bytes, size_t count) {
     row_batch batch;
     r->received_bytes += count;
-    if (row_assembler_push(&r->rows, bytes, count, &batch) != BT_OK)
-        return "a row it must not send";
+    const bt_status status = row_assembler_push(&r->rows, bytes, count, &batch);
+    if (status == BT_ERR_WORKER_MEMORY) return no_memory;
+    if (status != BT_OK) return "a row it must not send";
     if (batch.count == 0) return NULL;
     if (batch.count > r->generation.max_new_tokens - r->rows_handed) return "too many rows";
     r->rows_handed += batch.count;

@@ -209,6 +209,19 @@ static void destroy(sim *s) {
     bt_free(s);
 }
 
+/* Some come alone, some in crowds. */
+static void add_clients(sim *s) {
+    uint32_t left = s->scenario.clients;
+    while (left > 0) {
+        const uint64_t at_us = s->now_us + sim_random(s, s->scenario.chaos_us);
+        uint32_t crowd = sim_random(s, 2) == 0 ? 1 : 1 + (uint32_t)sim_random(s, 15);
+        if (crowd > left) crowd = left;
+        left -= crowd;
+        while (crowd-- > 0)
+            sim_client_add(s, at_us, false);
+    }
+}
+
 static void probe(sim *s) {
     const uint64_t ok = s->tally.ok + s->tally.overflow;
     for (int i = 0; i < PROBES; i++)
@@ -241,8 +254,7 @@ void sim_run(const sim_scenario *scenario, sim_tally *tally) {
     run_until(s, s->now_us + READY_US);
     s->is_chaos = true;
     begin_faults(s);
-    for (uint32_t i = 0; i < scenario->clients; i++)
-        sim_client_add(s, s->now_us + sim_random(s, scenario->chaos_us), false);
+    add_clients(s);
     run_until(s, s->now_us + scenario->chaos_us);
     s->is_chaos = false;
     for (uint32_t i = 0; i < s->worker_count; i++)

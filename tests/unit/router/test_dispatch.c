@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "base/fault.h"
 #include "base/mem.h"
 #include "dispatch_fixture.h"
 
@@ -573,6 +574,55 @@ static void without_a_cluster_nobody_waits(void **state) {
     (void)fake_run(n, &prefill, &decode);
 }
 
+#ifdef BT_FAULT
+/* One whole request, split over frames; false: it could not even be submitted. */
+static bool try_whole_request(void) {
+    dispatch_request request;
+    bt_error error;
+    fake_request(1, 40, 8, &request);
+    const bt_status status = dispatch_submit(n->d, &request, n->now_us, &error);
+    if (status != BT_OK) {
+        assert_int_equal(status, BT_ERR_WORKER_MEMORY);
+        return false;
+    }
+    proto_message message;
+    while (fake_end_of(n, 1, false) == NULL) {
+        if (fake_take(n, decode.control, PROTO_RESERVE, &message)) {
+            fake_reserve_reply(n, &decode, message.reserve.attempt, BT_OK);
+        } else if (fake_take(n, prefill.streams, PROTO_RUN, &message)) {
+            bt_free(message.payload);
+            const size_t bytes = fake_rows(rows, 1, 2);
+            fake_chunk(n, &decode, message.run.attempt, 0, rows, 30, PROTO_FINISH_NONE, 0);
+            fake_chunk(n, &decode, message.run.attempt, 30, rows + 30, bytes - 30,
+                       PROTO_FINISH_LENGTH, 2);
+        } else {
+            fake_tick(n, 100);
+        }
+    }
+    return true;
+}
+
+static void every_allocation_may_fail(void **state) {
+    (void)state;
+    uint64_t visits = 1;
+    for (uint64_t nth = 1; nth <= visits; nth++) { /* until one is not reached */
+        (void)tear_down(NULL);
+        (void)set_up(NULL);
+        bt_fault_set(BT_FAULT_ALLOC, nth);
+        const bool was_submitted = try_whole_request();
+        visits = bt_fault_visits(BT_FAULT_ALLOC) >= nth ? nth + 1 : nth;
+        bt_fault_set(BT_FAULT_ALLOC, 0);
+        if (was_submitted) {
+            const dispatch_end *end = fake_end_of(n, 1, true);
+            assert_true(end->status == BT_OK || end->status == BT_ERR_WORKER_MEMORY);
+            assert_int_equal(protocol_errors(), 0);
+        }
+        assert_at_rest();
+    }
+    assert_true(visits > 4);
+}
+#endif
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
@@ -600,6 +650,9 @@ int main(void) {
         TEST(a_request_may_bring_its_own_time),
         TEST(a_queued_request_does_not_wait_forever),
         TEST(without_a_cluster_nobody_waits),
+#ifdef BT_FAULT
+        TEST(every_allocation_may_fail),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -74,6 +74,19 @@ static void seeds_with_faults(void **state) {
     }
 }
 
+/* Without this no failure could be looked at twice. */
+static void a_seed_runs_the_same_twice(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 5; seed++) {
+        sim_scenario scenario;
+        sim_tally first = {0}, second = {0};
+        sim_scenario_wild(seed, &scenario);
+        sim_run(&scenario, &first);
+        sim_run(&scenario, &second);
+        assert_memory_equal(&first, &second, sizeof first);
+    }
+}
+
 /* A run in which nothing happens proves nothing. */
 static void everything_happened(void **state) {
     (void)state;
@@ -85,8 +98,8 @@ static void everything_happened(void **state) {
 }
 
 int main(int argc, char **argv) {
-    static uint64_t firsts[SEEDS + 2];
-    static struct CMUnitTest tests[SEEDS + 2];
+    static uint64_t firsts[SEEDS + 3];
+    static struct CMUnitTest tests[SEEDS + 3];
     size_t count = 0;
     int numbers = 0;
     bt_log_set_level((bt_log_level)-1);
@@ -102,6 +115,7 @@ int main(int argc, char **argv) {
     if (numbers == 0) {
         tests[count++] =
             (struct CMUnitTest)cmocka_unit_test(a_cluster_without_faults_answers_everything);
+        tests[count++] = (struct CMUnitTest)cmocka_unit_test(a_seed_runs_the_same_twice);
     }
     for (uint64_t seed = first_seed; seed <= last_seed && count <= SEEDS; seed += GROUP) {
         firsts[count] = seed;

@@ -3,6 +3,11 @@
  * operation is used: over tcp UCX emulates them, and a sender that dies in the middle of one can
  * take the receiver's process with it.
  *
+ * Known limits of UCX 1.13.1 in shared memory: a decode that dies in mid-transfer leaves about 1.5
+ * MB mapped in each prefill that was sending to it, until that ends; death shows after up to one
+ * keepalive. Over tcp it shows at once; a port that a dead process listened on cannot be bound
+ * again for a minute, so a port range needs room for restarts.
+ *
  * Settings go to UCX before it starts, and the user's environment (UCX_TLS and so on) wins over
  * them. The device is always named, because whoever reaches a UCX port controls the process: by
  * default the loopback device, and all devices only when asked for twice. The effective settings

@@ -102,59 +102,97 @@ static bt_status apply(ucp_config_t *config, const xfer_ucx_options *options, co
     return BT_OK;
 }
 
-/* true when every transport of a UCX_TLS list is within one machine. */
-static bool is_memory_only(const char *tls) {
-    static const char *const names[] = {"posix", "sysv", "cma", "self", "shm", "sm", "mm"};
+typedef struct tls_kinds {
+    bool has_memory; /* some transport within one machine's memory */
+    bool has_others;
+} tls_kinds;
+
+static tls_kinds look_at_tls(const char *tls) {
+    static const char *const names[] = {"posix", "sysv", "cma", "shm", "sm", "mm"};
+    tls_kinds kinds = {false, false};
     for (const char *at = tls; *at != '\0';) {
         const size_t length = strcspn(at, ",");
-        bool is_known = false;
+        bool is_memory = false;
         for (size_t i = 0; i < BT_ARRAY_COUNT(names); i++)
-            is_known =
-                is_known || (strlen(names[i]) == length && strncmp(names[i], at, length) == 0);
-        if (!is_known) return false;
+            is_memory =
+                is_memory || (strlen(names[i]) == length && strncmp(names[i], at, length) == 0);
+        const bool is_self = length == 4 && strncmp(at, "self", length) == 0;
+        kinds.has_memory = kinds.has_memory || is_memory;
+        kinds.has_others = kinds.has_others || !(is_memory || is_self);
         at += length;
         if (*at == ',') at++;
     }
-    return tls[0] != '\0';
+    return kinds;
+}
+
+/* What is in effect for a setting: the user's, else ours. */
+static const char *effective(const setting *s) {
+    const char *users = getenv(variable_of(s->name).name);
+    return users != NULL ? users : s->value;
+}
+
+enum {
+    SETTING_TLS,
+    SETTING_DEVICES,
+    SETTING_KEEPALIVE,
+    SETTING_PROTO,
+    SETTING_PORTS,
+    SETTING_POSIX_ERRORS,
+    SETTING_SYSV_ERRORS,
+    SETTING_POSIX_FIFO,
+    SETTING_SYSV_FIFO,
+    SETTING_COUNT
+};
+
+static bt_status fill_settings(const xfer_ucx_options *options, setting *settings,
+                               bt_error *error) {
+    static const setting names[SETTING_COUNT] = {
+        [SETTING_TLS] = {.name = "TLS"},
+        [SETTING_DEVICES] = {.name = "NET_DEVICES"},
+        [SETTING_KEEPALIVE] = {.name = "KEEPALIVE_INTERVAL"},
+        /* The newer protocols abort the survivor of a killed peer (measured with 1.13.1). */
+        [SETTING_PROTO] = {.name = "PROTO_ENABLE", .value = "n"},
+        [SETTING_PORTS] = {.name = "TCP_PORT_RANGE", .place = SETTING_TRANSPORT},
+        [SETTING_POSIX_ERRORS] = {"POSIX_ERROR_HANDLING", SETTING_TRANSPORT, "y"},
+        [SETTING_SYSV_ERRORS] = {"SYSV_ERROR_HANDLING", SETTING_TRANSPORT, "y"},
+        [SETTING_POSIX_FIFO] = {"POSIX_FIFO_SIZE", SETTING_TRANSPORT, FIFO_SIZE},
+        [SETTING_SYSV_FIFO] = {"SYSV_FIFO_SIZE", SETTING_TRANSPORT, FIFO_SIZE},
+    };
+    const char *devices = options->net_devices == NULL ? "lo" : options->net_devices;
+    const char *ports = options->port_range == NULL ? "" : options->port_range;
+    const uint32_t keepalive_ms = options->keepalive_ms == 0 ? KEEPALIVE_MS : options->keepalive_ms;
+    memcpy(settings, names, sizeof names);
+    (void)snprintf(settings[SETTING_KEEPALIVE].value, VALUE_BYTES, "%ums", keepalive_ms);
+    bt_status status = set_value(&settings[SETTING_TLS], expand_tls(options->tls), error);
+    if (status == BT_OK) status = set_value(&settings[SETTING_DEVICES], devices, error);
+    if (status == BT_OK) status = set_value(&settings[SETTING_PORTS], ports, error);
+    return status;
+}
+
+/* A setting of a transport that is not used would only make UCX warn. */
+static bool is_wanted(size_t index, const setting *s, tls_kinds kinds) {
+    if (index == SETTING_PORTS) return s->value[0] != '\0' && kinds.has_others;
+    return index < SETTING_POSIX_ERRORS || kinds.has_memory;
 }
 
 bt_status xfer_ucx_configure(const xfer_ucx_options *options, ucp_config_t **out,
                              bool *is_memory_only_out, bt_error *error) {
-    setting settings[] = {
-        {.name = "TLS"},
-        {.name = "NET_DEVICES"},
-        {.name = "KEEPALIVE_INTERVAL"},
-        /* The newer protocols abort the survivor of a killed peer (measured with 1.13.1). */
-        {.name = "PROTO_ENABLE", .value = "n"},
-        {.name = "POSIX_ERROR_HANDLING", .place = SETTING_TRANSPORT, .value = "y"},
-        {.name = "SYSV_ERROR_HANDLING", .place = SETTING_TRANSPORT, .value = "y"},
-        {.name = "POSIX_FIFO_SIZE", .place = SETTING_TRANSPORT, .value = FIFO_SIZE},
-        {.name = "SYSV_FIFO_SIZE", .place = SETTING_TRANSPORT, .value = FIFO_SIZE},
-        {.name = "TCP_PORT_RANGE", .place = SETTING_TRANSPORT},
-    };
-    const size_t count = BT_ARRAY_COUNT(settings) - (options->port_range == NULL ? 1 : 0);
-    const char *devices = options->net_devices == NULL ? "lo" : options->net_devices;
-    bt_status status = set_value(&settings[0], expand_tls(options->tls), error);
-    if (status == BT_OK) status = set_value(&settings[1], devices, error);
-    if (status == BT_OK && options->port_range != NULL)
-        status = set_value(&settings[BT_ARRAY_COUNT(settings) - 1], options->port_range, error);
-    if (status != BT_OK) return status;
-    const uint32_t keepalive_ms = options->keepalive_ms == 0 ? KEEPALIVE_MS : options->keepalive_ms;
-    (void)snprintf(settings[2].value, sizeof settings[2].value, "%ums", keepalive_ms);
-
+    setting settings[SETTING_COUNT];
     ucp_config_t *config = NULL;
+    bt_status status = fill_settings(options, settings, error);
+    if (status != BT_OK) return status;
+    const tls_kinds kinds = look_at_tls(effective(&settings[SETTING_TLS]));
     const ucs_status_t read = ucp_config_read(NULL, NULL, &config);
     if (read != UCS_OK)
         return bt_fail(error, BT_ERR_CALLER_CONFIG, "UCX's configuration cannot be read: %s",
                        ucs_status_string(read));
-    for (size_t i = 0; i < count && status == BT_OK; i++)
-        status = apply(config, options, &settings[i], error);
+    for (size_t i = 0; i < SETTING_COUNT && status == BT_OK; i++)
+        if (is_wanted(i, &settings[i], kinds)) status = apply(config, options, &settings[i], error);
     if (status != BT_OK) {
         xfer_ucx_configured(config);
         return status;
     }
-    const char *tls = getenv(variable_of("TLS").name);
-    *is_memory_only_out = is_memory_only(tls != NULL ? tls : settings[0].value);
+    *is_memory_only_out = kinds.has_memory && !kinds.has_others;
     *out = config;
     return BT_OK;
 }

@@ -76,7 +76,7 @@ static bool set_iov(ucx_operation *op, const xfer_iov *iov, uint32_t count) {
     return true;
 }
 
-/* One part goes as plain bytes: over tcp a list costs half of the speed. */
+/* One part goes as plain bytes, which lets UCX send it without a copy where a transport can. */
 static void set_buffer(const ucx_operation *op, uint32_t iov_count, ucp_request_param_t *param,
                        void **buffer_out, size_t *count_out) {
     param->op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE | UCP_OP_ATTR_FIELD_MEMORY_TYPE;

@@ -1,3 +1,4 @@
+/* One pass checks the whole text; walking then trusts it. Depth is counted, not recursed. */
 #include "base/json_reader.h"
 
 #include <math.h>

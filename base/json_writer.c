@@ -1,3 +1,4 @@
+/* Appending to a growing block; a failure is kept in the text, not returned. */
 #include "base/json_writer.h"
 
 #include <stdarg.h>

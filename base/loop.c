@@ -1,5 +1,5 @@
-/* libevent behind five functions. Errors of libevent's set-up calls are out of memory or
- * descriptors; both end a program's start. */
+/* libevent behind the few calls of the header. Errors of libevent's set-up calls are out of memory
+ * or descriptors; both end a program's start. */
 #include "base/loop.h"
 
 #include <event2/event.h>

@@ -52,7 +52,7 @@ typedef struct prefill_core_ops {
 typedef struct prefill_core_options {
     proto_hello hello; /* role, incarnation, host, pid, record, pins and model filled in */
     bt_clock clock;
-    xfer *mover;    /* borrowed, like the three below; KV memory is registered already */
+    xfer *mover;    /* borrowed, like the two below; KV memory is registered already */
     kv_pool *pages; /* used by this core alone */
     compute *compute;
     uint32_t page_tokens;

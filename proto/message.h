@@ -89,10 +89,10 @@ typedef enum proto_kind {
     PROTO_CAPACITY,
 } proto_kind;
 
-/* worker -> router, the first frame on each connection. On streams only role, lane, incarnation and
- * the versions count. A worker states every must-equal field of the record but the two that the
- * router governs (cap, kv_checksum); what it leaves unknown cannot be compared, so it is refused.
- */
+/* worker -> router, the first frame on each connection. On streams only lane, role and incarnation
+ * count. A worker states every must-equal field of the record but the two that the router governs
+ * (cap, kv_checksum); what it leaves unknown cannot be compared, so it is refused. The tokenizer's
+ * fingerprint is compared when it is stated: a worker may have no tokenizer. */
 typedef struct proto_hello {
     uint32_t version_major, version_minor;
     proto_lane lane;
@@ -281,10 +281,10 @@ const char *proto_role_name(proto_role role); /* "prefill", "decode" */
  * fit into `capacity` bytes is cut at a character. For every text that is not a literal of ours. */
 void proto_text_copy(char *to, size_t capacity, const char *from);
 
-/* What is said about a message from outside and asserted about one of our own: ranges, texts (valid
- * UTF-8 without control characters), counts, finite numbers, payload size. PEER_PROTOCOL with a
- * sentence that names kind and field. `message` must have terminated strings and counts within the
- * arrays, which the codec sees to. */
+/* What holds of every message, from outside and our own (one of ours that breaks it is not sent,
+ * and its link closes): ranges, texts (valid UTF-8 without control characters), counts, finite
+ * numbers, payload size. PEER_PROTOCOL with a sentence that names kind and field. `message` must
+ * have terminated strings and counts within the arrays, which the codec sees to. */
 BT_MUST_CHECK bt_status proto_message_check(const proto_message *message, bt_error *error);
 /* The same for the generation alone: REQUEST_INVALID. */
 BT_MUST_CHECK bt_status proto_generation_check(const proto_generation *generation, bt_error *error);

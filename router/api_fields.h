@@ -26,7 +26,8 @@ void api_fields_collect(api_fields *fields, const bt_json *object, const char *c
                         size_t count, api_failure *failure,
                         void (*unknown_name)(void *context, const bt_json *key), void *context);
 
-/* Typed values; `out` keeps its default when the field is absent. `shape` is of the failure. */
+/* Typed values; `out` keeps its default when the field is absent. Another type is a SCHEMA failure.
+ */
 void api_get_bool(api_fields *fields, size_t field, bool *out);
 void api_get_int(api_fields *fields, size_t field, int64_t *out);
 void api_get_number(api_fields *fields, size_t field, double *out);

@@ -41,7 +41,7 @@ typedef struct dispatch_request {
 
 /* How a request ended; exactly one per submitted request. */
 typedef struct dispatch_end {
-    bt_status status; /* OK, or why; REQUEST_* and PEER_* map to HTTP as in http_status */
+    bt_status status; /* OK, or why */
     int http_status;  /* 200, 400, 500, 503 (503 as well when cancelled) */
     proto_finish finish;
     int32_t matched_id; /* finish STOP */

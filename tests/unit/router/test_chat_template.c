@@ -1,5 +1,6 @@
 /* ChatML: which templates are recognised, what they render, and that a message never becomes a
- * special token. Real templates are compared with Jinja in tests/integration/tokenizer_corpus.py.
+ * special token. Real templates are compared with Jinja in
+ * tests/integration/test_tokenizer_corpus.py.
  */
 #include "router/chat_template.h"
 

@@ -32,7 +32,7 @@ class Skip(Exception):
 
 
 def case(function):
-    """Registers a test case; its docstring or name is what TAP prints."""
+    """Registers a test case; its name is what TAP prints."""
     _cases.append(function)
     return function
 

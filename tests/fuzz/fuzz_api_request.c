@@ -1,0 +1,63 @@
+/* Any bytes as the body of /generate (first byte even) or of a chat (odd): a request that keeps
+ * every promise made to the workers, or a failure with a sentence. */
+#include "tests/fuzz/fuzz.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "router/api_request.h"
+#include "tests/support/tiny_bpe.h"
+
+enum { INPUT_MAX = 1 << 14, VOCAB = 300, CONTEXT = 500, MASK_MAX = 64 };
+
+static const tokenizer *get_tokenizer(void) {
+    static tokenizer *t; /* the same for every input */
+    bt_error error;
+    const tiny_bpe bpe = {0};
+    if (t == NULL) BT_ASSERT(tiny_bpe_load(&bpe, &t, &error) == BT_OK);
+    return t;
+}
+
+static void check_request(const api_request *request) {
+    const proto_generation *g = &request->generation;
+    BT_ASSERT(request->prompt.count > 0 && request->prompt.count < CONTEXT);
+    BT_ASSERT(request->prompt.count + g->max_new_tokens <= CONTEXT);
+    BT_ASSERT(isfinite(g->temperature) && g->temperature > 0);
+    BT_ASSERT(g->top_p > 0 && g->top_p <= 1);
+    BT_ASSERT(g->top_k < 1u << 30);
+    BT_ASSERT(g->mask_mode <= ROW_MASK_SUPPORT);
+    BT_ASSERT(g->mask_mode == ROW_MASK_OFF || (g->top_k >= 1 && g->top_k <= MASK_MAX));
+    BT_ASSERT(g->stop_id_count <= PROTO_STOP_IDS_MAX && request->stop_count <= STOP_STRINGS_MAX);
+    BT_ASSERT(request->stream_interval >= 1);
+    BT_ASSERT(request->rid[0] != 0 && memchr(request->rid, 0, sizeof(request->rid)) != NULL);
+    for (uint32_t i = 0; i < request->prompt.count; i++) {
+        BT_ASSERT(request->prompt.ids[i] >= 0 && request->prompt.ids[i] < VOCAB);
+    }
+    for (uint32_t i = 0; i < g->stop_id_count; i++) {
+        BT_ASSERT(g->stop_ids[i] >= 0 && g->stop_ids[i] < VOCAB);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+    const api_settings settings = {
+        .tokenizer = get_tokenizer(), .mask_max_tokens = MASK_MAX, .stream_interval = 1};
+    const api_model model = {.is_known = true,
+                             .vocab_size = VOCAB,
+                             .context_tokens = CONTEXT,
+                             .eos_count = 1,
+                             .eos_ids = {2}};
+    api_request request;
+    api_failure failure;
+    if (bytes == 0 || bytes > INPUT_MAX) return 0;
+    const api_kind kind = data[0] % 2 == 0 ? API_GENERATE : API_CHAT;
+    const char *body = (const char *)data + 1;
+    if (api_request_read(kind, body, bytes - 1, &settings, &model, &request, &failure)) {
+        check_request(&request);
+        api_request_fini(&request);
+        return 0;
+    }
+    BT_ASSERT(failure.http_status == 400);
+    BT_ASSERT(failure.text[0] != 0 && memchr(failure.text, 0, sizeof(failure.text)) != NULL);
+    return 0;
+}

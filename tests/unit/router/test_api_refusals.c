@@ -1,0 +1,390 @@
+/* Every request that is refused at the door: its status, its sentence and the shape of its body;
+ * and what is accepted although it looks odd. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/unit/router/api_fixture.h"
+
+typedef struct refusal {
+    const char *body;
+    const char *text; /* part of the body of the answer */
+} refusal;
+
+#define SCHEMA(text) "\"object\":\"error\",\"message\":\"" text "\",\"type\":\"Bad Request\""
+#define PLAIN(text)  "{\"error\":{\"message\":\"" text "\"}}"
+
+static const refusal GENERATE[] = {
+    /* Bodies that cannot be read. */
+    {"", SCHEMA("invalid JSON at byte 0: the body is empty")},
+    {"[]", SCHEMA("the body must be a JSON object, got a list.")},
+    {"{\"text\":\"a\"} x", SCHEMA("invalid JSON at byte 13: more text after the value")},
+    {"{\"text\":\"\\ud83d\"}", SCHEMA("invalid JSON at byte 10: a lone surrogate")},
+    {"{\"text\":\"\xff\"}", SCHEMA("invalid JSON at byte 9: bytes that are not UTF-8")},
+    /* Prompts. */
+    {"{}", SCHEMA("Exactly one of text and input_ids must be given.")},
+    {"{\"text\":null}", SCHEMA("Exactly one of text and input_ids must be given.")},
+    {"{\"text\":\"a\",\"input_ids\":[1]}",
+     SCHEMA("Exactly one of text and input_ids must be given.")},
+    {"{\"text\":5}", SCHEMA("text must be a string, got a number.")},
+    {"{\"text\":[\"a\"]}",
+     SCHEMA("text must be a string, got a list; list inputs are not supported yet.")},
+    {"{\"text\":\"\"}", PLAIN("The prompt is empty.")},
+    {"{\"input_ids\":[]}", PLAIN("input_ids cannot be empty.")},
+    {"{\"input_ids\":\"x\"}", SCHEMA("input_ids must be a list of token ids, got a string.")},
+    {"{\"input_ids\":[[1]]}",
+     SCHEMA("input_ids must be one list of token ids; list inputs are not supported yet.")},
+    {"{\"input_ids\":[1,151936]}",
+     SCHEMA("input_ids[1] must be a token id in [0, 151935], got 151936.")},
+    {"{\"input_ids\":[-1]}", SCHEMA("input_ids[0] must be a token id in [0, 151935], got -1.")},
+    {"{\"input_ids\":[1.0]}", SCHEMA("input_ids[0] must be a token id in [0, 151935], got 1.0.")},
+    {"{\"input_ids\":[true]}", SCHEMA("input_ids[0] must be a token id in [0, 151935], got true.")},
+    {"{\"input_ids\":[1e999]}", "must be a token id in [0, 151935], got 1e999."},
+    {"{\"input_ids\":[99999999999999999999]}", "must be a token id"},
+    /* Types. */
+    {"{\"input_ids\":[1],\"stream\":\"yes\"}", SCHEMA("stream must be a boolean, got a string.")},
+    {"{\"input_ids\":[1],\"return_logprob\":[true]}",
+     SCHEMA("return_logprob must be a boolean, got a list (list inputs are not supported yet).")},
+    {"{\"input_ids\":[1],\"return_sampling_mask\":1}",
+     SCHEMA("return_sampling_mask must be a boolean, got a number.")},
+    {"{\"input_ids\":[1],\"rid\":5}", SCHEMA("rid must be a string, got a number.")},
+    {"{\"input_ids\":[1],\"rid\":\"a\\u0000\"}", SCHEMA("rid holds a NUL character.")},
+    {"{\"input_ids\":[1],\"sampling_params\":[{}]}",
+     SCHEMA("sampling_params must be an object, got a list.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"temperature\":\"hot\"}}",
+     SCHEMA("temperature must be a number, got a string.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"top_k\":1.5}}",
+     SCHEMA("top_k must be an integer of 64 bits, got a number.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"max_new_tokens\":true}}",
+     SCHEMA("max_new_tokens must be an integer of 64 bits, got a boolean.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"ignore_eos\":0}}",
+     SCHEMA("ignore_eos must be a boolean, got a number.")},
+    /* Values. */
+    {"{\"input_ids\":[1],\"sampling_params\":{\"temperature\":-1}}",
+     PLAIN("temperature must be a non-negative finite number, got -1.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"temperature\":1e400}}",
+     PLAIN("temperature must be a non-negative finite number, got 1e400.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"top_p\":0}}",
+     PLAIN("top_p must be in (0, 1], got 0.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"top_p\":1.01}}",
+     PLAIN("top_p must be in (0, 1], got 1.01.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"top_k\":0}}",
+     PLAIN("top_k must be -1 (disable) or at least 1, got 0.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"top_k\":-2}}",
+     PLAIN("top_k must be -1 (disable) or at least 1, got -2.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_p\":1.5}}",
+     PLAIN("min_p must be in [0, 1], got 1.5.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"frequency_penalty\":2.5}}",
+     PLAIN("frequency_penalty must be in [-2, 2], got 2.5.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"presence_penalty\":-3}}",
+     PLAIN("presence_penalty must be in [-2, 2], got -3.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"repetition_penalty\":0}}",
+     PLAIN("repetition_penalty must be in (0, 2] (1.0 = no penalty), got 0.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"max_new_tokens\":-1}}",
+     PLAIN("max_new_tokens must be at least 0, got -1.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"stop\":3}}",
+     PLAIN("stop must be a string or a list of strings, got 3.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"stop\":[null]}}",
+     PLAIN("stop must be a string or a list of strings, got [null].")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"stop_token_ids\":7}}",
+     PLAIN("stop_token_ids must be a list of token ids, got 7.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"stream_interval\":0}}",
+     PLAIN("stream_interval must be at least 1, got 0.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"temprature\":1}}",
+     PLAIN("Unexpected sampling parameter 'temprature'.")},
+    /* Not built, refused by name. */
+    {"{\"input_ids\":[1],\"sampling_params\":{\"n\":2}}", PLAIN("n=2 is not supported yet.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_p\":0.1}}",
+     PLAIN("min_p=0.1 is not supported yet.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_new_tokens\":1}}",
+     PLAIN("min_new_tokens=1 is not supported yet.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"regex\":\"a\"}}",
+     PLAIN("regex is not supported yet.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"regex\":\"a\",\"ebnf\":\"b\"}}",
+     PLAIN("Only one of regex, json_schema, or ebnf can be set.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"5\":1}}}",
+     PLAIN("logit_bias is not supported yet.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"custom_params\":{\"return_top_p_token_ids\":true}}"
+     "}",
+     PLAIN("custom_params is not supported.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"top_logprobs_num\":2}",
+     PLAIN("top_logprobs_num is not supported yet.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"logprob_start_len\":0}",
+     PLAIN("logprob_start_len=0 is not supported yet: only -1.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"token_ids_logprob\":[1]}",
+     PLAIN("token_ids_logprob is not supported yet.")},
+    {"{\"input_ids\":[1],\"lora_path\":\"x\"}", PLAIN("lora_path is not supported.")},
+    {"{\"input_ids\":[1],\"bootstrap_room\":3}", PLAIN("bootstrap_room is not supported.")},
+    {"{\"input_ids\":[1],\"image_data\":\"x\"}", PLAIN("image_data is not supported.")},
+    {"{\"input_ids\":[1],\"custom_logit_processor\":\"x\"}",
+     PLAIN("custom_logit_processor is not supported.")},
+/* Masks. */
+#define NEEDS                                                                                      \
+    PLAIN("return_sampling_mask requires top_k=1 for greedy sampling or a finite top_k no larger " \
+          "than --sampling-mask-max-tokens=64.")
+    {"{\"input_ids\":[1],\"return_sampling_mask\":true}", NEEDS},
+    {"{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_params\":{\"top_p\":0.95}}",
+     NEEDS},
+    {"{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_params\":{\"top_k\":65}}", NEEDS},
+    {"{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_params\":{\"top_k\":1073741824}}",
+     NEEDS},
+    {"{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_logprobs_mode\":\"all\"}",
+     PLAIN("sampling_logprobs_mode must be 'selected' or 'support', got 'all'.")},
+};
+
+static void test_generate(void **state) {
+    api_fixture *f = *state;
+    for (size_t i = 0; i < sizeof(GENERATE) / sizeof(GENERATE[0]); i++) {
+        const refusal *r = &GENERATE[i];
+        if (api_fixture_ask(f, API_GENERATE, r->body)) fail_msg("accepted: %s", r->body);
+        assert_int_equal(f->status, 400);
+        assert_string_equal(f->content_type, "application/json");
+        if (strstr(api_fixture_body(f), r->text) == NULL)
+            fail_msg("%s\n-> %s\nnot %s", r->body, api_fixture_body(f), r->text);
+    }
+}
+
+#define USER "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
+static const refusal CHAT[] = {
+    {"{", "invalid JSON at byte 1: the text ends too early"},
+    {"{}", "messages is required."},
+    {"{\"messages\":[]}", "messages cannot be empty."},
+    {"{\"messages\":\"x\"}", "messages must be a list, got a string."},
+    {"{\"messages\":[5]}", "messages must be objects, got a number."},
+    {"{\"messages\":[{\"content\":\"a\"}]}",
+     "role must be system, developer, user, assistant or tool."},
+    {"{\"messages\":[{\"role\":\"wizard\",\"content\":\"a\"}]}", "messages: role must be"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":5}]}",
+     "messages: content must be a string or a list of parts, got a number."},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
+     "other parts are not supported."},
+    {"{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":1}]}]}",
+     "tool_calls is not supported in messages yet."},
+    {"{" USER ",\"max_tokens\":0}", "max_tokens must be at least 1, got 0."},
+    {"{" USER ",\"max_completion_tokens\":-1,\"max_tokens\":5}",
+     "max_tokens must be at least 1, got -1."},
+    {"{" USER ",\"temperature\":-1}", "temperature must be a non-negative finite number, got -1."},
+    {"{" USER ",\"n\":3}", "n=3 is not supported yet."},
+    {"{" USER ",\"min_tokens\":2}", "min_tokens=2 is not supported yet."},
+    {"{" USER ",\"seed\":\"x\"}", "seed must be an integer of 64 bits, got a string."},
+    {"{" USER ",\"logprobs\":true,\"top_logprobs\":2}",
+     "top_logprobs=2 is not supported yet: only 0."},
+    {"{" USER ",\"tools\":[{\"type\":\"function\"}]}", "tools is not supported yet."},
+    {"{" USER ",\"tools\":[{\"type\":\"function\"}],\"tool_choice\":\"auto\"}",
+     "tools is not supported yet."},
+    {"{" USER ",\"tool_choice\":\"required\"}", "tool_choice is not supported yet."},
+    {"{" USER ",\"response_format\":{\"type\":\"json_object\"}}",
+     "response_format is not supported yet, but for"},
+    {"{" USER ",\"modalities\":[\"text\",\"audio\"]}",
+     "modalities other than text are not supported."},
+    {"{" USER ",\"chat_template_kwargs\":{\"x\":1}}",
+     "chat_template_kwargs: 'x' is not supported, only enable_thinking."},
+    {"{" USER ",\"reasoning_effort\":\"high\"}", "reasoning_effort is not supported yet."},
+    {"{" USER ",\"prediction\":{\"type\":\"content\"}}", "prediction is not supported yet."},
+    {"{" USER ",\"stream_options\":5}", "stream_options must be an object, got a number."},
+    {"{" USER ",\"stream\":true,\"return_meta_info\":true}",
+     "return_meta_info is not supported with streaming. Please set stream=false when using "
+     "return_meta_info=true."},
+    {"{" USER ",\"stream\":true,\"return_token_ids\":true}",
+     "return_token_ids is not supported with streaming. Please set stream=false when using "
+     "return_token_ids=true."},
+    {"{" USER ",\"return_sampling_mask\":true,\"return_meta_info\":true}",
+     "return_sampling_mask requires top_k=1 for greedy sampling"},
+    {"{" USER ",\"model\":7}", "model must be a string, got a number."},
+};
+
+static void test_chat(void **state) {
+    api_fixture *f = *state;
+    for (size_t i = 0; i < sizeof(CHAT) / sizeof(CHAT[0]); i++) {
+        const refusal *r = &CHAT[i];
+        if (api_fixture_ask(f, API_CHAT, r->body)) fail_msg("accepted: %s", r->body);
+        assert_int_equal(f->status, 400);
+        if (strstr(api_fixture_body(f), r->text) == NULL)
+            fail_msg("%s\n-> %s\nnot %s", r->body, api_fixture_body(f), r->text);
+        /* Nested for SDKs, flat for those who read SGLang's. */
+        assert_memory_equal(api_fixture_body(f), "{\"error\":{\"message\":", 20);
+        assert_non_null(strstr(api_fixture_body(f),
+                               "\"type\":\"BadRequestError\",\"param\":null,"
+                               "\"code\":400},\"object\":\"error\",\"message\""));
+    }
+}
+
+/* Asks with a body of `head`, count times `item` ("N": the index and a comma), and `tail`. */
+static bool ask_long(api_fixture *f, const char *head, const char *item, int count,
+                     const char *tail) {
+    bt_text body;
+    bt_text_init(&body, 1 << 20);
+    bt_text_add_string(&body, head);
+    for (int i = 0; i < count; i++) {
+        if (strcmp(item, "N") == 0) {
+            bt_text_add_format(&body, "%d,", i);
+        } else {
+            bt_text_add_string(&body, item);
+        }
+    }
+    bt_text_add_string(&body, tail);
+    assert_false(body.has_failed);
+    bool is_accepted = api_fixture_ask(f, API_GENERATE, body.bytes);
+    bt_text_fini(&body);
+    return is_accepted;
+}
+
+/* Lists that grow beyond what is read: ids, stops, names. */
+static void test_limits(void **state) {
+    static const struct {
+        const char *head, *item;
+        int count;
+        const char *tail, *text;
+    } CASES[] = {
+        {"{\"input_ids\":[1],\"sampling_params\":{\"stop_token_ids\":[", "N", PROTO_STOP_IDS_MAX,
+         "64]}}", "together are more than 64."},
+        {"{\"input_ids\":[1],\"sampling_params\":{\"stop\":[", "\"s\",", STOP_STRINGS_MAX,
+         "\"last\"]}}", "stop has more than 256 strings."},
+        {"{\"input_ids\":[1],\"sampling_params\":{\"stop\":\"", "x", STOP_BYTES_MAX + 1, "\"}}",
+         "stop is longer than 65536 bytes in all."},
+        {"{\"input_ids\":[1],\"rid\":\"", "r", API_RID_MAX + 1, "\"}",
+         "rid is longer than 256 bytes."},
+        {"{\"text\":\"", "xxxxxxxxxx", 50000, "\"}",
+         "is longer than the model's context length (200 tokens)."},
+    };
+    api_fixture *f = *state;
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        assert_false(ask_long(f, CASES[i].head, CASES[i].item, CASES[i].count, CASES[i].tail));
+        if (strstr(api_fixture_body(f), CASES[i].text) == NULL)
+            fail_msg("%s is not in %s", CASES[i].text, api_fixture_body(f));
+    }
+    assert_true(ask_long(f, "{\"input_ids\":[1],\"rid\":\"", "r", API_RID_MAX, "\"}"));
+    api_fixture_length(f);
+}
+
+static void test_context(void **state) {
+    static const int COUNTS[] = {API_FIXTURE_CONTEXT - 1, API_FIXTURE_CONTEXT,
+                                 5 * API_FIXTURE_CONTEXT};
+    api_fixture *f = *state;
+    for (int i = 0; i < 3; i++) {
+        char text[160];
+        snprintf(
+            text, sizeof(text),
+            "{\"error\":{\"message\":\"The input (%d tokens) is longer than the model's context "
+            "length (200 tokens).\"}}",
+            COUNTS[i]);
+        bool is_accepted =
+            ask_long(f, "{\"sampling_params\":{\"max_new_tokens\":1},\"input_ids\":[3", ",3",
+                     COUNTS[i] - 1, "]}");
+        assert_int_equal(is_accepted, COUNTS[i] < API_FIXTURE_CONTEXT);
+        if (!is_accepted) assert_string_equal(api_fixture_body(f), text);
+        if (is_accepted) api_fixture_length(f);
+    }
+    assert_false(api_fixture_ask(
+        f, API_GENERATE, "{\"input_ids\":[1,2],\"sampling_params\":{\"max_new_tokens\":199}}"));
+    assert_memory_equal(
+        api_fixture_body(f),
+        "{\"error\":{\"message\":\"Requested token count exceeds the model's maximum context "
+        "length "
+        "of 200 tokens. You requested a total of 201 tokens: 2 tokens from the input messages and "
+        "199 tokens for the completion.",
+        200);
+    assert_true(api_fixture_ask(
+        f, API_GENERATE, "{\"input_ids\":[1,2],\"sampling_params\":{\"max_new_tokens\":198}}"));
+    api_fixture_length(f);
+    /* null runs to the end of the context. */
+    assert_true(api_fixture_ask(
+        f, API_GENERATE, "{\"input_ids\":[1,2],\"sampling_params\":{\"max_new_tokens\":null}}"));
+    assert_int_equal(f->call.request.generation.max_new_tokens, 198);
+    api_fixture_length(f);
+}
+
+static void test_odd_but_accepted(void **state) {
+    static const char *const BODIES[] = {
+        "\xef\xbb\xbf{\"input_ids\":[1]}",
+        "{\"input_ids\":[1],\"lora_path\":\"\",\"stream_options\":{\"a\":1},\"whatever\":[1,{}]}",
+        "{\"input_ids\":[1],\"stream\":null,\"rid\":null,\"sampling_params\":null,\"image_data\":"
+        "null}",
+        "{\"input_ids\":[1],\"logprob_start_len\":0,\"top_logprobs_num\":5}",
+        "{\"input_ids\":[0],\"input_ids\":[1]}",
+        "{\"input_ids\":[1],\"sampling_params\":{\"top_k\":0,\"top_k\":5}}",
+        "{\"input_ids\":[1],\"sampling_params\":{\"stop\":null,\"stop_token_ids\":null,\"top_k\":-"
+        "1,"
+        "\"n\":1,\"min_p\":0,\"frequency_penalty\":0.0,\"presence_penalty\":0,\"min_new_tokens\":0,"
+        "\"repetition_penalty\":1.0,\"logit_bias\":{},\"regex\":null,\"json_schema\":\"\","
+        "\"spaces_between_special_tokens\":false,\"custom_params\":null,\"temperature\":null}}",
+        "{\"input_ids\":[1],\"sampling_params\":{\"max_new_tokens\":3.0,\"top_k\":5.0,\"top_p\":1,"
+        "\"sampling_seed\":-7}}",
+        "{\"input_ids\":[1],\"sampling_params\":{\"stop_token_ids\":[99999999,-1,null]}}",
+        "{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_params\":{\"temperature\":0}}",
+        "{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_params\":{\"top_k\":64}}",
+        "{\"te\\u0078t\":\"a\\u0000b <|im_end|>\"}",
+    };
+    api_fixture *f = *state;
+    for (size_t i = 0; i < sizeof(BODIES) / sizeof(BODIES[0]); i++) {
+        if (!api_fixture_ask(f, API_GENERATE, BODIES[i]))
+            fail_msg("%s -> %s", BODIES[i], api_fixture_body(f));
+        assert_int_not_equal(f->call.request.prompt.ids[0], 0);
+        api_fixture_length(f);
+        assert_int_equal(f->status, 200);
+    }
+}
+
+/* What the workers are told. */
+static void test_generation_parameters(void **state) {
+    api_fixture *f = *state;
+    const proto_generation *g = &f->call.request.generation;
+    assert_true(api_fixture_ask(f, API_GENERATE, "{\"input_ids\":[1]}"));
+    assert_true(g->temperature == 1.0f && g->top_p == 1.0f && g->top_k == 0);
+    assert_int_equal(g->max_new_tokens, 128);
+    assert_int_equal(g->vocab_limit, tokenizer_vocab_count(f->tokenizer));
+    assert_int_equal(g->stop_id_count, 1);
+    assert_int_equal(g->stop_ids[0], API_FIXTURE_EOS);
+    uint64_t seed = g->seed;
+    assert_true(api_fixture_ask(f, API_GENERATE, "{\"input_ids\":[1]}"));
+    assert_true(g->seed != seed);
+    assert_true(
+        api_fixture_ask(f, API_GENERATE,
+                        "{\"input_ids\":[1],\"sampling_params\":{\"temperature\":1e-7,\"top_k\":50,"
+                        "\"sampling_seed\":"
+                        "18446744073709551615,\"stop_token_ids\":[5,319,5],\"top_p\":0.5}}"));
+    assert_true(g->temperature == 1.0f && g->top_k == 1);
+    assert_true(g->seed == UINT64_MAX);
+    assert_int_equal(g->stop_id_count, 2);
+    assert_true(
+        api_fixture_ask(f, API_GENERATE,
+                        "{\"input_ids\":[1],\"sampling_params\":{\"ignore_eos\":true,"
+                        "\"stop_token_ids\":[5],\"sampling_seed\":-1,\"top_k\":1073741824}}"));
+    assert_int_equal(g->stop_id_count, 0);
+    assert_true(g->seed == UINT64_MAX);
+    assert_int_equal(g->top_k, 0);
+    assert_true(api_fixture_ask(f, API_CHAT,
+                                "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+                                "\"seed\":9,\"max_tokens\":4,\"temperature\":0.25}"));
+    assert_int_equal(g->seed, 9);
+    assert_int_equal(g->max_new_tokens, 4);
+    assert_true(g->temperature == 0.25f);
+}
+
+static void test_no_workers_yet(void **state) {
+    api_fixture *f = *state;
+    f->model.is_known = false;
+    assert_false(api_fixture_ask(f, API_GENERATE, "{\"input_ids\":[1]}"));
+    assert_int_equal(f->status, 503);
+    assert_string_equal(f->fields, "Retry-After: 1\r\n");
+    assert_false(api_fixture_ask(f, API_GENERATE, "{"));
+    assert_int_equal(f->status, 400);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, api_fixture_set_up, api_fixture_tear_down)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        CASE(test_generate),         CASE(test_chat),
+        CASE(test_limits),           CASE(test_context),
+        CASE(test_odd_but_accepted), CASE(test_generation_parameters),
+        CASE(test_no_workers_yet),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,364 @@
+#include "tests/unit/router/scripted_workers.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <arpa/inet.h>
+#include <cmocka.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/loop.h"
+#include "base/mem.h"
+#include "proto/link.h"
+#include "proto/row.h"
+#include "proto/row_stream.h"
+
+enum { ATTEMPTS_MAX = 512, PAGES = 100000, PAYLOAD_MAX = 64 * 1024, SUPPORT_MAX = 8 };
+
+typedef struct script_attempt {
+    proto_attempt attempt;
+    proto_generation generation;
+    bool is_open, is_running;
+    uint64_t credit, offset;
+    uint32_t rows;
+} script_attempt;
+
+typedef struct script_link {
+    scripted_workers *workers;
+    proto_link *link;
+    proto_role role;
+    proto_lane lane;
+} script_link;
+
+struct scripted_workers {
+    bt_loop *loop;
+    bt_loop_source *stop_source;
+    int stop_fd;
+    uint16_t port;
+    uint32_t vocab_size;
+    pthread_t thread;
+    script_link links[2][2]; /* [role - 1][lane - 1] */
+    uint32_t ids[2];
+    script_attempt attempts[ATTEMPTS_MAX];
+    pthread_mutex_t mutex;
+    scripted_counts counts; /* under mutex */
+    char refusal[PROTO_TEXT_MAX];
+};
+
+static proto_link *link_of(scripted_workers *w, proto_role role, proto_lane lane) {
+    return w->links[role - 1][lane - 1].link;
+}
+
+static void say(scripted_workers *w, proto_role role, proto_lane lane, proto_message *message) {
+    proto_link_send(link_of(w, role, lane), message);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static size_t put_row(const script_attempt *a, uint8_t *out) {
+    int32_t ids[SUPPORT_MAX];
+    float logprobs[SUPPORT_MAX];
+    const proto_generation *g = &a->generation;
+    uint32_t count = g->mask_mode == ROW_MASK_OFF ? 0
+                     : g->top_k < SUPPORT_MAX     ? g->top_k
+                                                  : SUPPORT_MAX;
+    int32_t token = 97 + (int32_t)(a->rows % 26);
+    for (uint32_t i = 0; i < count; i++) {
+        ids[i] = token + (int32_t)i;
+        logprobs[i] = -(float)(i + 1);
+    }
+    const token_row row = {.token = token,
+                           .mask_mode = g->mask_mode,
+                           .has_logprob = g->wants_logprob,
+                           .token_logprob = -2.0f,
+                           .selected_logprob = -1.0f,
+                           .support_count = count,
+                           .support_ids = ids,
+                           .support_logprobs = g->mask_mode == ROW_MASK_SUPPORT ? logprobs : NULL};
+    row_record_encode(&row, out);
+    return row_record_bytes(g->mask_mode, count);
+}
+
+static void close_attempt(scripted_workers *w, script_attempt *a, bool is_cancelled) {
+    a->is_open = false;
+    pthread_mutex_lock(&w->mutex);
+    w->counts.open--;
+    w->counts.cancelled += is_cancelled;
+    pthread_mutex_unlock(&w->mutex);
+}
+
+static void send_chunk(scripted_workers *w, script_attempt *a, uint8_t *payload, size_t bytes,
+                       proto_finish finish, bt_status status) {
+    proto_message message = {.kind = PROTO_CHUNK, .payload = payload, .payload_bytes = bytes};
+    message.chunk.attempt = a->attempt;
+    message.chunk.offset = a->offset;
+    message.chunk.finish = finish;
+    message.chunk.status = status;
+    message.chunk.rows_total = finish != PROTO_FINISH_NONE ? a->rows : 0;
+    a->offset += bytes;
+    if (a->credit != UINT64_MAX) a->credit -= bytes;
+    pthread_mutex_lock(&w->mutex);
+    w->counts.row_bytes += bytes;
+    pthread_mutex_unlock(&w->mutex);
+    say(w, PROTO_ROLE_DECODE, PROTO_LANE_STREAMS, &message);
+    if (finish != PROTO_FINISH_NONE) close_attempt(w, a, false);
+}
+
+/* Sends rows for as long as there is credit. */
+static void pump(scripted_workers *w, script_attempt *a) {
+    bool breaks = a->generation.seed == SCRIPT_BREAKS;
+    uint32_t total = breaks ? 2 : a->generation.max_new_tokens;
+    while (a->is_open && a->is_running) {
+        uint8_t *payload = bt_malloc(PAYLOAD_MAX);
+        size_t bytes = 0;
+        assert_non_null(payload);
+        while (a->rows < total) {
+            uint8_t record[ROW_RECORD_HEADER_BYTES + 8 * SUPPORT_MAX];
+            size_t more = put_row(a, record);
+            if (bytes + more > PAYLOAD_MAX || bytes + more > a->credit) break;
+            memcpy(payload + bytes, record, more);
+            bytes += more;
+            a->rows++;
+        }
+        bool is_last = a->rows == total;
+        if (bytes == 0 && !is_last) {
+            bt_free(payload);
+            return;
+        }
+        proto_finish finish = !is_last ? PROTO_FINISH_NONE
+                              : breaks ? PROTO_FINISH_ERROR
+                                       : PROTO_FINISH_LENGTH;
+        if (bytes == 0) {
+            bt_free(payload);
+            payload = NULL;
+        }
+        send_chunk(w, a, payload, bytes, finish, breaks ? BT_ERR_REQUEST_CAPTURE : BT_OK);
+    }
+}
+
+/* ---- attempts -------------------------------------------------------------------------------- */
+
+static script_attempt *find(scripted_workers *w, proto_attempt attempt) {
+    for (size_t i = 0; i < ATTEMPTS_MAX; i++) {
+        if (w->attempts[i].is_open && proto_attempt_equal(w->attempts[i].attempt, attempt))
+            return &w->attempts[i];
+    }
+    return NULL;
+}
+
+static void on_reserve(scripted_workers *w, const proto_reserve *reserve) {
+    script_attempt *a = w->attempts;
+    while (a->is_open) {
+        a++;
+        assert_true(a < w->attempts + ATTEMPTS_MAX);
+    }
+    *a = (script_attempt){.attempt = reserve->attempt,
+                          .generation = reserve->generation,
+                          .is_open = true,
+                          .credit = reserve->credit_bytes};
+    pthread_mutex_lock(&w->mutex);
+    w->counts.attempts++;
+    w->counts.open++;
+    pthread_mutex_unlock(&w->mutex);
+    proto_message reply = {.kind = PROTO_RESERVATION};
+    reply.reservation.attempt = reserve->attempt;
+    reply.reservation.slot = (uint32_t)(a - w->attempts);
+    reply.reservation.slot_generation = 1;
+    say(w, PROTO_ROLE_DECODE, PROTO_LANE_CONTROL, &reply);
+}
+
+static void on_run(scripted_workers *w, const proto_run *run, size_t payload_bytes) {
+    proto_message done = {.kind = PROTO_PREFILL_DONE};
+    if (run->first_token + payload_bytes / sizeof(int32_t) < run->prompt_tokens) return;
+    if (run->generation.seed == SCRIPT_HANGS) return;
+    bool overflows = run->generation.seed == SCRIPT_OVERFLOWS;
+    done.prefill_done.attempt = run->attempt;
+    done.prefill_done.status = overflows ? BT_ERR_REQUEST_OVERFLOW : BT_OK;
+    say(w, PROTO_ROLE_PREFILL, PROTO_LANE_CONTROL, &done);
+    script_attempt *a = find(w, run->attempt);
+    if (a == NULL || overflows) return;
+    a->is_running = true;
+    pump(w, a);
+}
+
+static void on_cancel(scripted_workers *w, proto_attempt attempt) {
+    script_attempt *a = find(w, attempt);
+    if (a != NULL) close_attempt(w, a, true);
+}
+
+static void on_credit(scripted_workers *w, const proto_credit *credit) {
+    script_attempt *a = find(w, credit->attempt);
+    if (a == NULL) return;
+    a->credit += credit->bytes;
+    pump(w, a);
+}
+
+/* ---- joining --------------------------------------------------------------------------------- */
+
+static void send_hello(scripted_workers *w, proto_role role, proto_lane lane) {
+    proto_message message = {.kind = PROTO_HELLO};
+    proto_hello *h = &message.hello;
+    h->version_major = PROTO_VERSION_MAJOR;
+    h->version_minor = PROTO_VERSION_MINOR;
+    h->lane = lane;
+    h->role = role;
+    h->incarnation = 77 + (uint64_t)role;
+    snprintf(h->host, sizeof(h->host), "scripted");
+    h->pid = 1;
+    h->record.page_tokens = 32;
+    snprintf(h->record.kv_dtype, sizeof(h->record.kv_dtype), "bf16");
+    snprintf(h->record.kv_layout, sizeof(h->record.kv_layout), "layers=1 kv_heads=1 head_dim=8");
+    snprintf(h->record.numerics, sizeof(h->record.numerics), "script/1");
+    memset(h->record.model_fingerprint, 'm', 64);
+    h->record.row_format = ROW_FORMAT_VERSION;
+    snprintf(h->model_name, sizeof(h->model_name), "script");
+    h->vocab_size = w->vocab_size;
+    h->context_tokens = SCRIPT_CONTEXT;
+    h->tp_count = h->pp_count = h->dp_count = 1;
+    say(w, role, lane, &message);
+}
+
+static void connect_lane(scripted_workers *w, proto_role role, proto_lane lane);
+
+static void on_welcome(scripted_workers *w, proto_role role, const proto_welcome *welcome) {
+    proto_message ready = {.kind = PROTO_READY};
+    w->ids[role - 1] = welcome->worker_id;
+    connect_lane(w, role, PROTO_LANE_STREAMS);
+    ready.ready.address_bytes = 1;
+    ready.ready.pages_total = PAGES;
+    ready.ready.page_tokens = 32;
+    ready.ready.rows_total = ATTEMPTS_MAX;
+    ready.ready.sequences_max = role == PROTO_ROLE_DECODE ? ATTEMPTS_MAX : 0;
+    ready.ready.step_tokens = role == PROTO_ROLE_PREFILL ? 100000 : 0;
+    say(w, role, PROTO_LANE_CONTROL, &ready);
+}
+
+static void on_peer(scripted_workers *w, proto_role role, const proto_peer *peer) {
+    proto_message pair = {.kind = PROTO_PAIR_READY};
+    if (role != PROTO_ROLE_DECODE) return;
+    pair.pair.worker_id = peer->worker_id;
+    pair.pair.incarnation = peer->incarnation;
+    say(w, role, PROTO_LANE_CONTROL, &pair);
+}
+
+static void on_ping(scripted_workers *w, proto_role role, const proto_ping *ping) {
+    proto_message pong = {.kind = PROTO_PONG};
+    pong.ping.sequence = ping->sequence;
+    pong.ping.pages_free = PAGES;
+    pong.ping.rows_free = ATTEMPTS_MAX;
+    say(w, role, PROTO_LANE_CONTROL, &pong);
+}
+
+static void on_message(void *context, proto_link *link, const proto_message *message) {
+    script_link *l = context;
+    scripted_workers *w = l->workers;
+    (void)link;
+    switch (message->kind) {
+    case PROTO_WELCOME: on_welcome(w, l->role, &message->welcome); break;
+    case PROTO_REFUSE:
+        pthread_mutex_lock(&w->mutex);
+        memcpy(w->refusal, message->refuse.text, sizeof(w->refusal));
+        pthread_mutex_unlock(&w->mutex);
+        break;
+    case PROTO_PEER: on_peer(w, l->role, &message->peer); break;
+    case PROTO_PING: on_ping(w, l->role, &message->ping); break;
+    case PROTO_RESERVE: on_reserve(w, &message->reserve); break;
+    case PROTO_RUN: on_run(w, &message->run, message->payload_bytes); break;
+    case PROTO_CANCEL: on_cancel(w, message->cancel.attempt); break;
+    case PROTO_CREDIT: on_credit(w, &message->credit); break;
+    case PROTO_HELLO:
+    case PROTO_READY:
+    case PROTO_PEER_GONE:
+    case PROTO_PAIR_READY:
+    case PROTO_PONG:
+    case PROTO_RESERVATION:
+    case PROTO_PREFILL_DONE:
+    case PROTO_CHUNK:
+    case PROTO_CAPACITY: break;
+    }
+}
+
+static void on_closed(void *context, proto_link *link, bt_status status, const char *text) {
+    (void)context;
+    (void)link;
+    (void)status;
+    (void)text;
+}
+
+static void connect_lane(scripted_workers *w, proto_role role, proto_lane lane) {
+    script_link *l = &w->links[role - 1][lane - 1];
+    const struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = htons(w->port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    const proto_link_events events = {
+        .on_message = on_message, .on_closed = on_closed, .context = l};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&address, sizeof(address)), 0);
+    *l = (script_link){.workers = w, .role = role, .lane = lane};
+    assert_int_equal(proto_link_create(bt_loop_get_base(w->loop), fd, NULL, &events, &l->link),
+                     BT_OK);
+    send_hello(w, role, lane);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+static void on_stop(void *context) {
+    bt_loop_stop(((scripted_workers *)context)->loop);
+}
+
+static void *run_loop(void *context) {
+    scripted_workers *w = context;
+    assert_int_equal(bt_loop_run(w->loop, NULL, NULL), BT_OK);
+    return NULL;
+}
+
+scripted_workers *scripted_workers_start(uint16_t port, uint32_t vocab_size) {
+    scripted_workers *w = calloc(1, sizeof(*w));
+    assert_non_null(w);
+    w->port = port;
+    w->vocab_size = vocab_size > 0 ? vocab_size : SCRIPT_VOCAB;
+    w->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_init(&w->mutex, NULL);
+    assert_int_equal(bt_loop_create(&w->loop), BT_OK);
+    assert_int_equal(bt_loop_watch(w->loop, w->stop_fd, on_stop, w, &w->stop_source), BT_OK);
+    connect_lane(w, PROTO_ROLE_PREFILL, PROTO_LANE_CONTROL);
+    connect_lane(w, PROTO_ROLE_DECODE, PROTO_LANE_CONTROL);
+    assert_int_equal(pthread_create(&w->thread, NULL, run_loop, w), 0);
+    return w;
+}
+
+void scripted_workers_stop(scripted_workers *w) {
+    assert_int_equal(eventfd_write(w->stop_fd, 1), 0);
+    pthread_join(w->thread, NULL);
+    for (int i = 0; i < 4; i++) {
+        proto_link_destroy(w->links[i / 2][i % 2].link);
+    }
+    bt_loop_source_free(w->stop_source);
+    bt_loop_destroy(w->loop);
+    close(w->stop_fd);
+    pthread_mutex_destroy(&w->mutex);
+    free(w);
+}
+
+scripted_counts scripted_workers_counts(scripted_workers *w) {
+    pthread_mutex_lock(&w->mutex);
+    scripted_counts counts = w->counts;
+    pthread_mutex_unlock(&w->mutex);
+    return counts;
+}
+
+const char *scripted_workers_refusal(scripted_workers *w) {
+    static char copy[PROTO_TEXT_MAX];
+    pthread_mutex_lock(&w->mutex);
+    memcpy(copy, w->refusal, sizeof(copy));
+    pthread_mutex_unlock(&w->mutex);
+    return copy;
+}

@@ -1,0 +1,39 @@
+/* One prefill and one decode worker that speak the real protocol over real sockets and compute
+ * nothing: what they do is a function of the request's seed. They live on a thread of their own.
+ *
+ *   any other seed   max_new_tokens rows at once, within the credit: token 97 + i % 26, a support
+ * of min(top_k, 8) ids from the token on, log-probabilities -(i + 1) SCRIPT_HANGS     nothing until
+ * it is cancelled SCRIPT_OVERFLOWS prefill finds a support that is larger than the cap
+ *   SCRIPT_BREAKS    two rows, then an error of the capture */
+#ifndef BT_TESTS_UNIT_ROUTER_SCRIPTED_WORKERS_H
+#define BT_TESTS_UNIT_ROUTER_SCRIPTED_WORKERS_H
+
+#include <stdint.h>
+
+enum {
+    SCRIPT_HANGS = 1000,
+    SCRIPT_OVERFLOWS = 1001,
+    SCRIPT_BREAKS = 1002,
+    SCRIPT_VOCAB = 400,
+    SCRIPT_CONTEXT = 1 << 20,
+};
+
+typedef struct scripted_workers scripted_workers;
+
+typedef struct scripted_counts {
+    uint64_t attempts;  /* reserved so far */
+    uint64_t cancelled; /* of them */
+    uint64_t open;      /* neither finished nor cancelled */
+    uint64_t row_bytes; /* sent */
+} scripted_counts;
+
+/* Connects to the router at 127.0.0.1:port. Returns owned; ends the test when it cannot. vocab_size
+ * 0 means SCRIPT_VOCAB. */
+scripted_workers *scripted_workers_start(uint16_t port, uint32_t vocab_size);
+void scripted_workers_stop(scripted_workers *workers);
+/* Any thread. */
+scripted_counts scripted_workers_counts(scripted_workers *workers);
+/* The sentence of a REFUSE, "" without one. */
+const char *scripted_workers_refusal(scripted_workers *workers);
+
+#endif

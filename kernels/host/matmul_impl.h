@@ -12,9 +12,7 @@
 #include "kernels/host/simd.h"
 #include "kernels/pack.h"
 
-/* A block of this depth of one panel is 32 KiB: it stays in the second cache while all rows pass.
- */
-enum { MATMUL_BLOCK_DEPTH = 256, TILE_VECTORS_MAX = 4 };
+enum { TILE_VECTORS_MAX = 4 };
 
 /* What b is: a panel, f32 rows, or bf16 rows in plain order. */
 typedef enum tile_kind {
@@ -36,6 +34,10 @@ typedef struct tile_operands {
     float *c;
     size_t c_stride;
     bool accumulates; /* start from c, not from zero */
+    /* Weights to ask for meanwhile, so many bytes further for each k, where passes take only a part
+     * of each line (SIMD_ASKS_AHEAD). An address, for it may lie behind the last panel. */
+    uintptr_t ahead;
+    size_t ahead_step;
 } tile_operands;
 
 static BT_ALWAYS_INLINE void tile_load_b(v16 *b, const tile_operands *o, size_t k, tile_kind kind,
@@ -72,8 +74,15 @@ static BT_ALWAYS_INLINE void tile(const tile_operands *o, int rows, int vectors,
     }
     const float *a = o->a;
     const size_t a_stride = o->a_stride;
+    const bool asks_ahead = SIMD_ASKS_AHEAD && kind == TILE_PACKED && rows > 1;
+    const size_t ahead_step = o->ahead_step;
+    uintptr_t ahead = o->ahead;
     for (size_t k = 0; k < o->depth; k++) {
         v16 b[TILE_VECTORS_MAX];
+        if (asks_ahead) {
+            __builtin_prefetch((const void *)ahead);
+            ahead += ahead_step;
+        }
         tile_load_b(b, o, k, kind, vectors);
         BT_UNROLL
         for (int r = 0; r < rows; r++) {
@@ -94,14 +103,14 @@ static BT_ALWAYS_INLINE void tile(const tile_operands *o, int rows, int vectors,
 
 /* Columns one tile of `rows` rows takes. */
 static inline uint32_t tile_columns(uint32_t rows) {
-    return 16U * (rows == 1 ? SIMD_VECTORS_1 : rows <= 3 ? SIMD_VECTORS_3 : SIMD_VECTORS_6);
+    return 16U * (rows == 1 ? SIMD_VECTORS_1 : rows == 2 ? SIMD_VECTORS_2 : SIMD_VECTORS_6);
 }
 
 static BT_ALWAYS_INLINE void tile_of_rows(const tile_operands *o, uint32_t rows, tile_kind kind) {
     switch (rows) {
     case 1: tile(o, 1, SIMD_VECTORS_1, kind); return;
-    case 2: tile(o, 2, SIMD_VECTORS_3, kind); return;
-    case 3: tile(o, 3, SIMD_VECTORS_3, kind); return;
+    case 2: tile(o, 2, SIMD_VECTORS_2, kind); return;
+    case 3: tile(o, 3, SIMD_VECTORS_6, kind); return;
     case 4: tile(o, 4, SIMD_VECTORS_6, kind); return;
     case 5: tile(o, 5, SIMD_VECTORS_6, kind); return;
     case 6: tile(o, 6, SIMD_VECTORS_6, kind); return;
@@ -126,33 +135,55 @@ static inline uint32_t tile_rows(uint32_t rows) {
     return (rows + tiles - 1) / tiles;
 }
 
+/* A block of one panel for all rows. The passes of a tile over its columns together ask for the
+ * block that comes next in memory. */
 static void panel_block(float *out, const float *x, size_t x_stride, const uint16_t *panel,
                         uint32_t depth, uint32_t rows, bool accumulates) {
+    const uintptr_t next = (uintptr_t)panel + depth * PACK_PANEL_COLUMNS * sizeof *panel;
     uint32_t count;
     for (uint32_t row = 0; row < rows; row += count) {
         count = tile_rows(rows - row);
+        const uint32_t columns = tile_columns(count);
         tile_operands o = {.a = x + row * x_stride,
                            .a_stride = x_stride,
                            .b_stride = PACK_PANEL_COLUMNS,
                            .depth = depth,
                            .c_stride = PACK_PANEL_COLUMNS,
-                           .accumulates = accumulates};
-        const uint32_t columns = tile_columns(count);
+                           .accumulates = accumulates,
+                           .ahead_step = columns * sizeof *panel};
         for (uint32_t column = 0; column < PACK_PANEL_COLUMNS; column += columns) {
             o.b.bf16 = panel + column;
             o.c = out + (size_t)row * PACK_PANEL_COLUMNS + column;
+            o.ahead = next + column * depth * sizeof *panel;
             tile_packed(&o, count);
         }
     }
 }
 
+/* One pass that reads the panel as it lies in memory. */
+static void panel_pass(float *out, const float *x, size_t x_stride, const uint16_t *panel,
+                       uint32_t depth, uint32_t rows) {
+    const tile_operands o = {.a = x,
+                             .a_stride = x_stride,
+                             .b.bf16 = panel,
+                             .b_stride = PACK_PANEL_COLUMNS,
+                             .depth = depth,
+                             .c = out,
+                             .c_stride = PACK_PANEL_COLUMNS};
+    tile_packed(&o, rows);
+}
+
 static void panel_matmul(float *out, const float *x, size_t x_stride, const uint16_t *panel,
                          uint32_t depth, uint32_t rows) {
-    const uint32_t block = rows <= SIMD_TILE_ROWS ? depth : MATMUL_BLOCK_DEPTH;
-    for (uint32_t k = 0; k < depth; k += block) {
+    if (rows == 0) return;
+    if (rows <= SIMD_TILE_ROWS && tile_columns(rows) == PACK_PANEL_COLUMNS) {
+        panel_pass(out, x, x_stride, panel, depth, rows);
+        return;
+    }
+    for (uint32_t k = 0; k < depth; k += SIMD_BLOCK_DEPTH) {
         const uint32_t rest = depth - k;
         panel_block(out, x + k, x_stride, panel + (size_t)k * PACK_PANEL_COLUMNS,
-                    rest < block ? rest : block, rows, k > 0);
+                    rest < SIMD_BLOCK_DEPTH ? rest : SIMD_BLOCK_DEPTH, rows, k > 0);
     }
 }
 

@@ -11,8 +11,12 @@
  *   v16_load_words       with SIMD_WORDS: the same in registers, as pairs of bf16, one vector of 16
  *                        rows for each two dims (even halves are the first)
  *
- * SIMD_TILE_ROWS x SIMD_VECTORS_6 is the register tile of the matrix kernels, SIMD_VECTORS_3 the
- * width for up to 3 rows, SIMD_VECTORS_1 for one. */
+ * SIMD_TILE_ROWS x SIMD_VECTORS_6 is the register tile of the matrix kernels; SIMD_VECTORS_1 and
+ * SIMD_VECTORS_2 are the widths for one and two rows. A panel is worked on in blocks of
+ * SIMD_BLOCK_DEPTH, which stay in the first or second cache while all rows pass. SIMD_ASKS_AHEAD is
+ * 1 where a tile is narrower than a panel: its strided passes do not keep the memory busy by
+ * themselves.
+ */
 #ifndef BT_KERNELS_HOST_SIMD_H
 #define BT_KERNELS_HOST_SIMD_H
 

@@ -11,8 +11,10 @@
 /* Register tiles: 6 x 64 takes 24 accumulators of 32 registers. */
 #define SIMD_TILE_ROWS      6
 #define SIMD_VECTORS_1      4
-#define SIMD_VECTORS_3      4
+#define SIMD_VECTORS_2      4
 #define SIMD_VECTORS_6      4
+#define SIMD_BLOCK_DEPTH    256
+#define SIMD_ASKS_AHEAD     0
 #define SIMD_PACKED_VECTORS 2
 
 typedef __m512 v16;

@@ -11,8 +11,10 @@
 
 #define SIMD_TILE_ROWS      6
 #define SIMD_VECTORS_1      1
-#define SIMD_VECTORS_3      1
+#define SIMD_VECTORS_2      1
 #define SIMD_VECTORS_6      1
+#define SIMD_BLOCK_DEPTH    256
+#define SIMD_ASKS_AHEAD     0
 #define SIMD_PACKED_VECTORS 1
 
 typedef struct v16 {

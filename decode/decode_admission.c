@@ -35,7 +35,7 @@ static bt_status check_reserve(decode_core *core, const proto_reserve *r, uint32
                                bt_error *error) {
     const decode_core_options *o = &core->options;
     const uint64_t tokens = (uint64_t)r->prompt_tokens + r->generation.max_new_tokens;
-    if (r->attempt.router_incarnation != core->session.welcome.router_incarnation) {
+    if (r->attempt.router_incarnation != core->member.session.welcome.router_incarnation) {
         return bt_fail(error, BT_ERR_REQUEST_STALE, "the attempt is of another router incarnation");
     }
     const bt_status status = proto_generation_check(&r->generation, error);
@@ -68,7 +68,7 @@ static bt_status acquire(decode_core *core, decode_attempt *a, uint32_t page_cou
                          bt_error *error) {
     const decode_core_options *o = &core->options;
     const uint32_t mode = a->generation.mask_mode;
-    bt_status status = row_pool_acquire(core->rows, &a->slot);
+    bt_status status = row_pool_acquire(core->member.rows, &a->slot);
     if (status != BT_OK) return bt_fail(error, status, "no row slot is free");
     a->has_slot = true;
     status = kv_pool_acquire(o->pages, decode_owner(a), page_count, a->pages);
@@ -78,7 +78,7 @@ static bt_status acquire(decode_core *core, decode_attempt *a, uint32_t page_cou
     }
     a->page_count = page_count;
     const row_queue_options queue = {.mask_mode = mode,
-                                     .cap = core->session.record.sampling_mask_max_tokens,
+                                     .cap = membership_cap(&core->member),
                                      .bytes_max = decode_queue_bytes_max(core, mode)};
     status = row_queue_create(&queue, &a->queue);
     if (status == BT_OK && mode != SAMPLER_MASK_OFF) status = decode_step_need_masks(core);
@@ -113,7 +113,7 @@ void decode_on_reserve(decode_core *core, const proto_reserve *r) {
     }
     uint32_t page_count = 0;
     bt_status status = check_reserve(core, r, &page_count, &error);
-    if (status == BT_OK && !peer_table_is_usable(&core->peers, prefill)) {
+    if (status == BT_OK && !peer_table_is_usable(&core->member.peers, prefill)) {
         status = bt_fail(&error, BT_ERR_PEER_GONE, "prefill worker %" PRIu32 " is not connected",
                          prefill.worker_id);
     }
@@ -153,7 +153,7 @@ void decode_on_cancel(decode_core *core, proto_attempt id) {
 /* A FULL is followed by one CAPACITY, once there is at least one of everything again. */
 void decode_capacity_turn(decode_core *core) {
     if (!core->owes_capacity || !core->has_released) return;
-    if (core->session.state != WORKER_SESSION_SERVING) return;
+    if (!membership_is_serving(&core->member)) return;
     core->has_released = false;
     proto_message message = {.kind = PROTO_CAPACITY};
     proto_capacity *capacity = &message.capacity;
@@ -161,7 +161,7 @@ void decode_capacity_turn(decode_core *core) {
         capacity->sequences_free += core->attempts[i].state == DECODE_FREE;
     }
     capacity->pages_free = kv_pool_count(core->options.pages).free;
-    capacity->rows_free = row_pool_free_count(core->rows);
+    capacity->rows_free = row_pool_free_count(core->member.rows);
     if (capacity->sequences_free == 0 || capacity->pages_free == 0 || capacity->rows_free == 0) {
         return;
     }
@@ -214,7 +214,7 @@ static void on_ready(void *context, proto_attempt id, const metadata_row *row) {
         decode_finish_error(core, a, BT_ERR_REQUEST_OVERFLOW,
                             "the sampling support of token 0 has %" PRIu32
                             " entries, more than sampling_mask_max_tokens %" PRIu32,
-                            a->cap_needed, core->session.record.sampling_mask_max_tokens);
+                            a->cap_needed, membership_cap(&core->member));
     } else if (sampler != SAMPLER_OK) {
         decode_finish_error(core, a, BT_ERR_REQUEST_CAPTURE,
                             "the sampling capture of token 0 is inconsistent");
@@ -245,20 +245,20 @@ static void on_quiet(void *context, proto_attempt id) {
 }
 
 static void on_hello(void *context, xfer_peer peer) {
-    peer_table_on_hello(&((decode_core *)context)->peers, peer);
+    peer_table_on_hello(&((decode_core *)context)->member.peers, peer);
 }
 
 static void on_stuck(void *context, xfer_peer peer) {
-    peer_table_on_failed(&((decode_core *)context)->peers, peer, BT_ERR_PEER_TIMEOUT);
+    peer_table_on_failed(&((decode_core *)context)->member.peers, peer, BT_ERR_PEER_TIMEOUT);
 }
 
 static void on_peer_failed(void *context, xfer_peer peer, bt_status status) {
-    peer_table_on_failed(&((decode_core *)context)->peers, peer, status);
+    peer_table_on_failed(&((decode_core *)context)->member.peers, peer, status);
 }
 
 static void on_peer_closed(void *context, xfer_peer peer) {
     decode_core *core = context;
-    peer_table_on_closed(&core->peers, peer, decode_now(core));
+    peer_table_on_closed(&core->member.peers, peer, decode_now(core));
 }
 
 handoff_receiver_events decode_receiver_events(decode_core *core) {

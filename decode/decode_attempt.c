@@ -78,7 +78,7 @@ void decode_release_pages(decode_core *core, decode_attempt *a) {
 
 void decode_release_slot(decode_core *core, decode_attempt *a) {
     if (!a->has_slot) return;
-    row_pool_release(core->rows, a->slot);
+    row_pool_release(core->member.rows, a->slot);
     a->has_slot = false;
     core->has_released = true;
 }

@@ -11,6 +11,90 @@
 
 enum { CHECK_US = 1000 * 1000 };
 
+/* ---- membership ------------------------------------------------------------------------------ */
+
+static void end_attempts(void *context) {
+    decode_core *core = context;
+    core->owes_capacity = false;
+    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
+        decode_end(core, &core->attempts[i], "router gone");
+    }
+}
+
+static bool is_at_rest(void *context) {
+    const decode_core *core = context;
+    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
+        if (core->attempts[i].state != DECODE_FREE) return false;
+    }
+    return core->receiver == NULL || handoff_receiver_active_count(core->receiver) == 0;
+}
+
+static bt_status create_end(void *context) {
+    decode_core *core = context;
+    const decode_core_options *o = &core->options;
+    handoff_receiver_destroy(core->receiver);
+    core->receiver = NULL;
+    const handoff_receiver_options options = {
+        .mover = o->mover,
+        .pages = o->pages,
+        .rows = core->member.rows,
+        .checksum = (record_checksum)(core->member.session.record.kv_checksum - 1),
+        .page_tokens = o->page_tokens,
+        /* An attempt whose ack is not sent yet counts there, and no longer here. */
+        .attempts_max = 2 * o->sequences_max + 16,
+        .chunk_bytes_max = o->chunk_bytes_max,
+        .chunk_grace_us = o->chunk_grace_us,
+        .clock = o->clock,
+        .events = decode_receiver_events(core),
+    };
+    return handoff_receiver_create(&options, &core->receiver);
+}
+
+static bt_status say_hello(void *context, xfer_peer peer) {
+    return handoff_receiver_hello(((decode_core *)context)->receiver, peer);
+}
+
+static void fill_ready(void *context, proto_ready *ready) {
+    const decode_core_options *o = &((decode_core *)context)->options;
+    ready->pages_total = kv_pool_count(o->pages).total;
+    ready->page_tokens = o->page_tokens;
+    ready->sequences_max = o->sequences_max;
+}
+
+static void fill_pong(void *context, proto_ping *pong) {
+    const decode_core *core = context;
+    pong->pages_free = kv_pool_count(core->options.pages).free;
+    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
+        pong->sequences_running += core->attempts[i].state == DECODE_RUNNING;
+    }
+}
+
+static bt_status init_membership(decode_core *core) {
+    const decode_core_options *o = &core->options;
+    const membership_options options = {
+        .hello = o->hello,
+        .clock = o->clock,
+        .mover = o->mover,
+        .row_slots = o->sequences_max,
+        .program = {.send = o->ops.send,
+                    .open_streams = o->ops.open_streams,
+                    .hang_up = o->ops.hang_up,
+                    .on_refused = o->ops.on_refused,
+                    .on_broken = o->ops.on_broken,
+                    .context = o->ops.context},
+        .ops = {.end_attempts = end_attempts,
+                .is_at_rest = is_at_rest,
+                .create_end = create_end,
+                .say_hello = say_hello,
+                .fill_ready = fill_ready,
+                .fill_pong = fill_pong,
+                .context = core},
+    };
+    return membership_init(&core->member, &options);
+}
+
+/* ---- creation -------------------------------------------------------------------------------- */
+
 bt_status decode_core_create(const decode_core_options *options, decode_core **out) {
     BT_ASSERT(options->sequences_max >= 1 && options->sequences_max <= DECODE_SEQUENCES_MAX);
     BT_ASSERT(options->page_tokens > 0 && options->context_tokens > 0);
@@ -19,14 +103,13 @@ bt_status decode_core_create(const decode_core_options *options, decode_core **o
     core->options = *options;
     if (core->options.park_us == 0) core->options.park_us = DECODE_PARK_US;
     if (core->options.step_us == 0) core->options.step_us = DECODE_STEP_US;
-    worker_session_init(&core->session, &options->hello);
     core->pages_per_attempt = kv_pages_for(options->context_tokens, options->page_tokens);
     const size_t n = options->sequences_max;
     bt_status status = BT_ERR_WORKER_MEMORY;
     core->attempts = bt_calloc(n, sizeof *core->attempts);
     core->page_lists = bt_calloc(n * core->pages_per_attempt, sizeof *core->page_lists);
     if (core->attempts == NULL || core->page_lists == NULL) goto destroy;
-    status = decode_peers_init(core);
+    status = init_membership(core);
     if (status == BT_OK) status = decode_step_init(core);
     if (status != BT_OK) goto destroy;
     options->compute->on_done = decode_on_step_done;
@@ -54,8 +137,7 @@ void decode_core_destroy(decode_core *core) {
         }
         decode_release(core, a, "end of the process");
     }
-    row_pool_destroy(core->rows);
-    peer_table_fini(&core->peers);
+    membership_fini(&core->member);
     decode_step_fini(core);
     bt_free(core->page_lists);
     bt_free(core->attempts);
@@ -65,50 +147,28 @@ void decode_core_destroy(decode_core *core) {
 /* ---- messages -------------------------------------------------------------------------------- */
 
 void decode_core_on_open(decode_core *core, proto_lane lane) {
-    /* A streams connection that opens behind the session's end is the owner's to close. */
-    if (lane == PROTO_LANE_STREAMS && !worker_session_is_welcome(&core->session)) return;
-    proto_message hello;
-    worker_session_on_open(&core->session, lane, decode_now(core), &hello);
-    core->options.ops.send(core->options.ops.context, lane, &hello);
+    membership_on_open(&core->member, lane);
     decode_core_turn(core);
 }
 
 void decode_core_on_closed(decode_core *core) {
-    decode_session_end(core);
+    membership_end(&core->member);
     decode_core_turn(core);
 }
 
 static void on_work(decode_core *core, const proto_message *message) {
-    if (core->session.state != WORKER_SESSION_SERVING) {
-        decode_hang_up(core, "%s came before ready", proto_kind_name(message->kind));
-        return;
-    }
-    if (message->kind == PROTO_RESERVE) decode_on_reserve(core, &message->reserve);
-    if (message->kind == PROTO_CANCEL) decode_on_cancel(core, message->cancel.attempt);
-    if (message->kind == PROTO_CREDIT) decode_on_credit(core, &message->credit);
-}
-
-static void dispatch_message(decode_core *core, const proto_message *message) {
     switch (message->kind) {
-    case PROTO_WELCOME: decode_on_welcome(core, &message->welcome); return;
+    case PROTO_RESERVE: decode_on_reserve(core, &message->reserve); return;
+    case PROTO_CANCEL: decode_on_cancel(core, message->cancel.attempt); return;
+    case PROTO_CREDIT: decode_on_credit(core, &message->credit); return;
+    case PROTO_HELLO:
+    case PROTO_WELCOME:
     case PROTO_REFUSE:
-        worker_session_on_refuse(&core->session);
-        core->options.ops.on_refused(core->options.ops.context, message->refuse.text);
-        return;
+    case PROTO_READY:
     case PROTO_PEER:
     case PROTO_PEER_GONE:
-    case PROTO_PING:
-        if (!worker_session_is_welcome(&core->session)) break;
-        if (message->kind == PROTO_PEER) decode_on_peer(core, &message->peer);
-        if (message->kind == PROTO_PEER_GONE) decode_on_peer_gone(core, &message->pair);
-        if (message->kind == PROTO_PING) decode_on_ping(core, &message->ping);
-        return;
-    case PROTO_RESERVE:
-    case PROTO_CANCEL:
-    case PROTO_CREDIT: on_work(core, message); return;
-    case PROTO_HELLO:
-    case PROTO_READY:
     case PROTO_PAIR_READY:
+    case PROTO_PING:
     case PROTO_PONG:
     case PROTO_RESERVATION:
     case PROTO_RUN:
@@ -116,20 +176,13 @@ static void dispatch_message(decode_core *core, const proto_message *message) {
     case PROTO_CHUNK:
     case PROTO_CAPACITY: break;
     }
-    decode_hang_up(core, "%s is not for a decode worker that is %s", proto_kind_name(message->kind),
-                   worker_session_state_name(core->session.state));
+    membership_reject(&core->member, message);
 }
 
 void decode_core_on_message(decode_core *core, proto_lane lane, const proto_message *message) {
-    /* What is still in the sockets of a session that is over. */
-    if (core->session.state == WORKER_SESSION_AWAY || core->session.state == WORKER_SESSION_REFUSED)
-        return;
-    if (core->hang_up_why != NULL) return;
-    if (lane == PROTO_LANE_CONTROL) worker_session_on_heard(&core->session, decode_now(core));
-    if ((message->kind == PROTO_CREDIT) == (lane == PROTO_LANE_STREAMS)) {
-        dispatch_message(core, message);
-    } else {
-        decode_hang_up(core, "%s came on the wrong connection", proto_kind_name(message->kind));
+    const bool is_stream_kind = message->kind == PROTO_CREDIT;
+    if (membership_on_message(&core->member, lane, message, is_stream_kind)) {
+        on_work(core, message);
     }
     decode_core_turn(core);
 }
@@ -137,7 +190,7 @@ void decode_core_on_message(decode_core *core, proto_lane lane, const proto_mess
 /* ---- turning --------------------------------------------------------------------------------- */
 
 void decode_core_turn(decode_core *core) {
-    decode_session_turn(core);
+    membership_turn(&core->member);
     decode_step_turn(core); /* first, so that sending overlaps with the step */
     decode_stream_turn(core);
     decode_step_turn(core); /* what is no longer parked */
@@ -164,10 +217,7 @@ static void expire(decode_core *core, decode_attempt *a, uint64_t now_us) {
 
 void decode_core_tick(decode_core *core) {
     const uint64_t now_us = decode_now(core);
-    if (worker_session_is_late(&core->session, now_us)) {
-        decode_hang_up(core, "the router is silent while %s",
-                       worker_session_state_name(core->session.state));
-    }
+    membership_tick(&core->member);
     if (core->receiver != NULL) handoff_receiver_tick(core->receiver);
     for (uint32_t i = 0; i < core->options.sequences_max; i++) {
         expire(core, &core->attempts[i], now_us);
@@ -185,12 +235,12 @@ void decode_core_tick(decode_core *core) {
 void decode_core_look(const decode_core *core, decode_view *view_out) {
     const kv_pool_counts pages = kv_pool_count(core->options.pages);
     decode_view view = {
-        .session = core->session.state,
+        .session = core->member.session.state,
         .pages_total = pages.total,
         .pages_free = pages.free,
         .pages_quarantined = pages.quarantined,
-        .rows_total = core->rows != NULL ? row_pool_total_count(core->rows) : 0,
-        .rows_free = core->rows != NULL ? row_pool_free_count(core->rows) : 0,
+        .rows_total = membership_rows_total(&core->member),
+        .rows_free = membership_rows_free(&core->member),
         .steps_total = core->steps_total,
         .tokens_total = core->tokens_total,
         .accepted_total = core->accepted_total,
@@ -225,6 +275,6 @@ bool decode_core_check(const decode_core *core) {
     const kv_pool_counts counts = kv_pool_count(core->options.pages);
     if (counts.owned + counts.quarantined != pages) return false;
     const uint32_t held =
-        core->rows != NULL ? row_pool_total_count(core->rows) - row_pool_free_count(core->rows) : 0;
+        membership_rows_total(&core->member) - membership_rows_free(&core->member);
     return held == slots && kv_pool_check(core->options.pages);
 }

@@ -1,7 +1,6 @@
 /* What the parts of the decode core share.
  *
  *   decode_core.c       messages, turn, tick, looking
- *   decode_session.c    welcome, pools, READY, peers
  *   decode_attempt.c    owner records: states, release
  *   decode_admission.c  RESERVE, CANCEL, and the handoff's events
  *   decode_step.c       the batch and its results
@@ -22,7 +21,7 @@
 
 #include "decode/decode_core.h"
 #include "pd_buffers/handoff.h"
-#include "pd_buffers/peer_table.h"
+#include "pd_buffers/membership.h"
 #include "pd_buffers/row_pool.h"
 #include "pd_buffers/row_queue.h"
 
@@ -96,14 +95,9 @@ typedef struct decode_batch {
 
 struct decode_core {
     decode_core_options options;
-    worker_session session;
-    peer_table peers;
-    row_pool *rows;             /* NULL before the first welcome */
-    handoff_receiver *receiver; /* likewise */
-    bool is_sized;              /* pools fit this session's record */
+    membership member;          /* session, row slots, peers */
+    handoff_receiver *receiver; /* NULL before the first welcome */
     bool is_broken;
-    const char *hang_up_why; /* a turn hangs up */
-    char hang_up_text[PROTO_TEXT_MAX];
 
     uint32_t pages_per_attempt; /* of context_tokens */
     uint32_t *page_lists;
@@ -122,18 +116,6 @@ static inline uint64_t decode_now(const decode_core *core) {
 }
 #define DECODE_ID_FORMAT    "%016" PRIx64 "-%" PRIu64
 #define DECODE_ID_ARGS(id_) (id_).router_incarnation, (id_).counter
-
-/* decode_session.c */
-void decode_on_welcome(decode_core *core, const proto_welcome *welcome);
-void decode_on_peer(decode_core *core, const proto_peer *peer);
-void decode_on_peer_gone(decode_core *core, const proto_pair *pair);
-void decode_on_ping(decode_core *core, const proto_ping *ping);
-void decode_session_turn(decode_core *core);
-/* Notes that the connections are to be closed at the next turn; the first reason stays. */
-void decode_hang_up(decode_core *core, const char *format, ...) BT_PRINTF(2, 3);
-/* The session is over: attempts end without a word, peers are closed. */
-void decode_session_end(decode_core *core);
-bt_status decode_peers_init(decode_core *core);
 
 /* decode_attempt.c */
 const char *decode_state_name(decode_state state);

@@ -63,7 +63,7 @@ void decode_step_fini(decode_core *core) {
 
 bt_status decode_step_need_masks(decode_core *core) {
     decode_batch *s = &core->step;
-    const uint32_t cap = core->session.record.sampling_mask_max_tokens;
+    const uint32_t cap = membership_cap(&core->member);
     if (s->support_cap == cap) return BT_OK;
     /* The cap changes only between sessions, when nothing is in hand; but the first mask of a
      * session may be asked for while a step without masks runs, whose rows point nowhere. */
@@ -87,8 +87,7 @@ sampler_params decode_sampling(const decode_core *core, const proto_generation *
         .top_p = g->top_p,
         .top_k = g->top_k,
         .mask_mode = g->mask_mode,
-        .mask_max_tokens =
-            g->mask_mode != SAMPLER_MASK_OFF ? core->session.record.sampling_mask_max_tokens : 0,
+        .mask_max_tokens = g->mask_mode != SAMPLER_MASK_OFF ? membership_cap(&core->member) : 0,
         .vocab_limit = g->vocab_limit,
         .wants_logprob = g->wants_logprob,
         .seed = g->seed,
@@ -171,8 +170,7 @@ static void take_row(decode_core *core, decode_attempt *a, const sampler_row *ro
         decode_finish_error(core, a, BT_ERR_REQUEST_OVERFLOW,
                             "the sampling support of token %" PRIu32 " has %" PRIu32
                             " entries, more than sampling_mask_max_tokens %" PRIu32,
-                            a->rows_made, row->cap_needed,
-                            core->session.record.sampling_mask_max_tokens);
+                            a->rows_made, row->cap_needed, membership_cap(&core->member));
         return;
     }
     if (row->status != SAMPLER_OK) {

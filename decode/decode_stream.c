@@ -19,7 +19,7 @@ enum {
 /* ---- room ------------------------------------------------------------------------------------ */
 
 static size_t row_bytes_max(const decode_core *core, uint32_t mask_mode) {
-    const uint32_t cap = core->session.record.sampling_mask_max_tokens;
+    const uint32_t cap = membership_cap(&core->member);
     return row_record_bytes(mask_mode, mask_mode != SAMPLER_MASK_OFF ? cap : 0);
 }
 
@@ -142,7 +142,7 @@ static bool pump(decode_core *core, decode_attempt *a) {
 void decode_stream_turn(decode_core *core) {
     const decode_core_ops *ops = &core->options.ops;
     const uint32_t count = core->options.sequences_max;
-    if (core->session.state != WORKER_SESSION_SERVING) return;
+    if (!membership_is_serving(&core->member)) return;
     /* A round sends at most one frame of each attempt; rounds go on while there is something to
      * send and the connection takes it. */
     uint32_t idle = 0;
@@ -186,7 +186,7 @@ void decode_abandon(decode_core *core, decode_attempt *a, bt_status status, cons
     (void)snprintf(a->text, sizeof a->text, "%s", text);
     decode_stream_drop(a);
     row_queue_clear(a->queue);
-    if (core->session.state != WORKER_SESSION_SERVING) return;
+    if (!membership_is_serving(&core->member)) return;
     send_chunk(core, a, NULL, 0, true);
 }
 

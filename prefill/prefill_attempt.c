@@ -106,7 +106,7 @@ void prefill_end(prefill_core *core, prefill_attempt *a, const char *reason) {
 
 void prefill_send_done(prefill_core *core, proto_attempt id, bt_status status,
                        uint32_t cached_tokens, uint32_t cap_needed, const char *text) {
-    if (core->session.state != WORKER_SESSION_SERVING) return;
+    if (!membership_is_serving(&core->member)) return;
     proto_message message = {.kind = PROTO_PREFILL_DONE};
     message.prefill_done = (proto_prefill_done){
         .attempt = id, .status = status, .cached_tokens = cached_tokens, .cap_needed = cap_needed};

@@ -11,6 +11,101 @@
 
 enum { CHECK_US = 1000 * 1000 };
 
+/* ---- membership ------------------------------------------------------------------------------ */
+
+static void end_attempts(void *context) {
+    prefill_core *core = context;
+    for (uint32_t i = 0; i < core->options.attempts_max; i++) {
+        prefill_end(core, &core->attempts[i], "router gone");
+    }
+}
+
+static bool is_at_rest(void *context) {
+    const prefill_core *core = context;
+    for (uint32_t i = 0; i < core->options.attempts_max; i++) {
+        if (core->attempts[i].state != PREFILL_FREE) return false;
+    }
+    return core->sender == NULL || handoff_sender_active_count(core->sender) == 0;
+}
+
+static bt_status create_end(void *context) {
+    prefill_core *core = context;
+    const prefill_core_options *o = &core->options;
+    handoff_sender_destroy(core->sender);
+    core->sender = NULL;
+    const handoff_sender_options options = {
+        .mover = o->mover,
+        .pages = o->pages,
+        .rows = core->member.rows,
+        .checksum = (record_checksum)(core->member.session.record.kv_checksum - 1),
+        .page_tokens = o->page_tokens,
+        .attempts_max = o->attempts_max,
+        .incarnation = o->hello.incarnation,
+        .chunk_bytes_max = o->chunk_bytes_max,
+        .chunk_grace_us = o->chunk_grace_us,
+        .clock = o->clock,
+        .events = prefill_sender_events(core),
+    };
+    return handoff_sender_create(&options, &core->sender);
+}
+
+static bt_status say_hello(void *context, xfer_peer peer) {
+    return handoff_sender_hello(((prefill_core *)context)->sender, peer);
+}
+
+static void fill_ready(void *context, proto_ready *ready) {
+    const prefill_core_options *o = &((prefill_core *)context)->options;
+    ready->pages_total = kv_pool_count(o->pages).total;
+    ready->page_tokens = o->page_tokens;
+    ready->sequences_max = o->attempts_max;
+    ready->step_tokens = o->chunk_tokens;
+}
+
+/* Prompt tokens that are here and not computed yet. */
+static uint32_t queued_tokens(const prefill_core *core) {
+    uint32_t tokens = 0;
+    for (uint32_t i = 0; i < core->options.attempts_max; i++) {
+        const prefill_attempt *a = &core->attempts[i];
+        const bool is_waiting = a->state == PREFILL_ASSEMBLING || a->state == PREFILL_QUEUED ||
+                                a->state == PREFILL_COMPUTING;
+        if (is_waiting) tokens += a->prompt_tokens - a->computed_tokens;
+    }
+    return tokens;
+}
+
+static void fill_pong(void *context, proto_ping *pong) {
+    const prefill_core *core = context;
+    pong->queued_tokens = queued_tokens(core);
+    pong->pages_free = kv_pool_count(core->options.pages).free;
+    pong->sequences_running = core->step.is_running ? core->step.batch.sequences : 0;
+}
+
+static bt_status init_membership(prefill_core *core) {
+    const prefill_core_options *o = &core->options;
+    const membership_options options = {
+        .hello = o->hello,
+        .clock = o->clock,
+        .mover = o->mover,
+        .row_slots = o->attempts_max,
+        .program = {.send = o->ops.send,
+                    .open_streams = o->ops.open_streams,
+                    .hang_up = o->ops.hang_up,
+                    .on_refused = o->ops.on_refused,
+                    .on_broken = o->ops.on_broken,
+                    .context = o->ops.context},
+        .ops = {.end_attempts = end_attempts,
+                .is_at_rest = is_at_rest,
+                .create_end = create_end,
+                .say_hello = say_hello,
+                .fill_ready = fill_ready,
+                .fill_pong = fill_pong,
+                .context = core},
+    };
+    return membership_init(&core->member, &options);
+}
+
+/* ---- creation -------------------------------------------------------------------------------- */
+
 bt_status prefill_core_create(const prefill_core_options *options, prefill_core **out) {
     BT_ASSERT(options->attempts_max >= 1 && options->attempts_max <= PREFILL_ATTEMPTS_MAX);
     BT_ASSERT(options->page_tokens > 0 && options->context_tokens > 0);
@@ -19,14 +114,13 @@ bt_status prefill_core_create(const prefill_core_options *options, prefill_core 
     if (core == NULL) return BT_ERR_WORKER_MEMORY;
     core->options = *options;
     if (core->options.step_us == 0) core->options.step_us = PREFILL_STEP_US;
-    worker_session_init(&core->session, &options->hello);
     core->pages_per_attempt = kv_pages_for(options->context_tokens, options->page_tokens);
     const size_t n = options->attempts_max;
     bt_status status = BT_ERR_WORKER_MEMORY;
     core->attempts = bt_calloc(n, sizeof *core->attempts);
     core->page_lists = bt_calloc(n * core->pages_per_attempt, sizeof *core->page_lists);
     if (core->attempts == NULL || core->page_lists == NULL) goto destroy;
-    status = prefill_peers_init(core);
+    status = init_membership(core);
     if (status == BT_OK) status = prefill_step_init(core);
     if (status != BT_OK) goto destroy;
     options->compute->on_done = prefill_on_step_done;
@@ -52,8 +146,7 @@ void prefill_core_destroy(prefill_core *core) {
         a->has_handoff = false;
         prefill_release(core, a, "end of the process");
     }
-    row_pool_destroy(core->rows);
-    peer_table_fini(&core->peers);
+    membership_fini(&core->member);
     prefill_step_fini(core);
     bt_free(core->page_lists);
     bt_free(core->attempts);
@@ -63,74 +156,44 @@ void prefill_core_destroy(prefill_core *core) {
 /* ---- messages -------------------------------------------------------------------------------- */
 
 void prefill_core_on_open(prefill_core *core, proto_lane lane) {
-    /* A streams connection that opens behind the session's end is the owner's to close. */
-    if (lane == PROTO_LANE_STREAMS && !worker_session_is_welcome(&core->session)) return;
-    proto_message hello;
-    worker_session_on_open(&core->session, lane, prefill_now(core), &hello);
-    core->options.ops.send(core->options.ops.context, lane, &hello);
+    membership_on_open(&core->member, lane);
     prefill_core_turn(core);
 }
 
 void prefill_core_on_closed(prefill_core *core) {
-    prefill_session_end(core);
+    membership_end(&core->member);
     prefill_core_turn(core);
 }
 
 static void on_work(prefill_core *core, const proto_message *message) {
-    if (core->session.state != WORKER_SESSION_SERVING) {
-        prefill_hang_up(core, "%s came before ready", proto_kind_name(message->kind));
-        return;
-    }
-    if (message->kind == PROTO_CANCEL) {
-        prefill_on_cancel(core, message->cancel.attempt);
-    } else {
-        prefill_on_run(core, &message->run, message->payload, message->payload_bytes);
-    }
-}
-
-static void dispatch_message(prefill_core *core, const proto_message *message) {
     switch (message->kind) {
-    case PROTO_WELCOME: prefill_on_welcome(core, &message->welcome); return;
-    case PROTO_REFUSE:
-        worker_session_on_refuse(&core->session);
-        core->options.ops.on_refused(core->options.ops.context, message->refuse.text);
+    case PROTO_RUN:
+        prefill_on_run(core, &message->run, message->payload, message->payload_bytes);
         return;
+    case PROTO_CANCEL: prefill_on_cancel(core, message->cancel.attempt); return;
+    case PROTO_HELLO:
+    case PROTO_WELCOME:
+    case PROTO_REFUSE:
+    case PROTO_READY:
     case PROTO_PEER:
     case PROTO_PEER_GONE:
-    case PROTO_PING:
-        if (!worker_session_is_welcome(&core->session)) break;
-        if (message->kind == PROTO_PEER) prefill_on_peer(core, &message->peer);
-        if (message->kind == PROTO_PEER_GONE) prefill_on_peer_gone(core, &message->pair);
-        if (message->kind == PROTO_PING) prefill_on_ping(core, &message->ping);
-        return;
-    case PROTO_RUN:
-    case PROTO_CANCEL: on_work(core, message); return;
-    case PROTO_HELLO:
-    case PROTO_READY:
     case PROTO_PAIR_READY:
+    case PROTO_PING:
     case PROTO_PONG:
+    case PROTO_RESERVE:
     case PROTO_RESERVATION:
     case PROTO_PREFILL_DONE:
-    case PROTO_RESERVE:
-    case PROTO_CREDIT:
     case PROTO_CHUNK:
+    case PROTO_CREDIT:
     case PROTO_CAPACITY: break;
     }
-    prefill_hang_up(core, "%s is not for a prefill worker that is %s",
-                    proto_kind_name(message->kind), worker_session_state_name(core->session.state));
+    membership_reject(&core->member, message);
 }
 
 void prefill_core_on_message(prefill_core *core, proto_lane lane, const proto_message *message) {
-    /* What is still in the sockets of a session that is over. */
-    if (core->session.state == WORKER_SESSION_AWAY || core->session.state == WORKER_SESSION_REFUSED)
-        return;
-    if (core->hang_up_why != NULL) return;
-    if (lane == PROTO_LANE_CONTROL) worker_session_on_heard(&core->session, prefill_now(core));
-    const bool is_work = message->kind == PROTO_RUN || message->kind == PROTO_CANCEL;
-    if (is_work == (lane == PROTO_LANE_STREAMS)) {
-        dispatch_message(core, message);
-    } else {
-        prefill_hang_up(core, "%s came on the wrong connection", proto_kind_name(message->kind));
+    const bool is_stream_kind = message->kind == PROTO_RUN || message->kind == PROTO_CANCEL;
+    if (membership_on_message(&core->member, lane, message, is_stream_kind)) {
+        on_work(core, message);
     }
     prefill_core_turn(core);
 }
@@ -138,7 +201,7 @@ void prefill_core_on_message(prefill_core *core, proto_lane lane, const proto_me
 /* ---- turning --------------------------------------------------------------------------------- */
 
 void prefill_core_turn(prefill_core *core) {
-    prefill_session_turn(core);
+    membership_turn(&core->member);
     prefill_step_turn(core);
 }
 
@@ -163,10 +226,7 @@ static void expire(prefill_core *core, prefill_attempt *a, uint64_t now_us) {
 
 void prefill_core_tick(prefill_core *core) {
     const uint64_t now_us = prefill_now(core);
-    if (worker_session_is_late(&core->session, now_us)) {
-        prefill_hang_up(core, "the router is silent while %s",
-                        worker_session_state_name(core->session.state));
-    }
+    membership_tick(&core->member);
     /* The sender knows the same deadlines, but not what was waited for. */
     for (uint32_t i = 0; i < core->options.attempts_max; i++) {
         expire(core, &core->attempts[i], now_us);
@@ -185,18 +245,18 @@ void prefill_core_tick(prefill_core *core) {
 void prefill_core_look(const prefill_core *core, prefill_view *view_out) {
     const kv_pool_counts pages = kv_pool_count(core->options.pages);
     prefill_view view = {
-        .session = core->session.state,
+        .session = core->member.session.state,
         .pages_total = pages.total,
         .pages_free = pages.free,
         .pages_quarantined = pages.quarantined,
-        .rows_total = core->rows != NULL ? row_pool_total_count(core->rows) : 0,
-        .rows_free = core->rows != NULL ? row_pool_free_count(core->rows) : 0,
+        .rows_total = membership_rows_total(&core->member),
+        .rows_free = membership_rows_free(&core->member),
         .steps_total = core->steps_total,
         .tokens_total = core->tokens_total,
         .accepted_total = core->accepted_total,
         .refused_total = core->refused_total,
         .released_total = core->released_total,
-        .queued_tokens = prefill_queued_tokens(core),
+        .queued_tokens = queued_tokens(core),
         .is_step_running = core->step.is_running,
     };
     for (uint32_t i = 0; i < core->options.attempts_max; i++) {

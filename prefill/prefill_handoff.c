@@ -78,7 +78,7 @@ static bt_status send_rest(prefill_core *core, prefill_attempt *a, const sampler
 }
 
 void prefill_send_row(prefill_core *core, prefill_attempt *a, const sampler_row *row) {
-    const uint32_t cap = core->session.record.sampling_mask_max_tokens;
+    const uint32_t cap = membership_cap(&core->member);
     char text[PROTO_TEXT_MAX] = "";
     bt_status status = BT_OK;
     if (row->status == SAMPLER_OVERFLOW) {
@@ -132,20 +132,20 @@ static void on_quiet(void *context, proto_attempt id) {
 }
 
 static void on_hello(void *context, xfer_peer peer) {
-    peer_table_on_hello(&((prefill_core *)context)->peers, peer);
+    peer_table_on_hello(&((prefill_core *)context)->member.peers, peer);
 }
 
 static void on_stuck(void *context, xfer_peer peer) {
-    peer_table_on_failed(&((prefill_core *)context)->peers, peer, BT_ERR_PEER_TIMEOUT);
+    peer_table_on_failed(&((prefill_core *)context)->member.peers, peer, BT_ERR_PEER_TIMEOUT);
 }
 
 static void on_peer_failed(void *context, xfer_peer peer, bt_status status) {
-    peer_table_on_failed(&((prefill_core *)context)->peers, peer, status);
+    peer_table_on_failed(&((prefill_core *)context)->member.peers, peer, status);
 }
 
 static void on_peer_closed(void *context, xfer_peer peer) {
     prefill_core *core = context;
-    peer_table_on_closed(&core->peers, peer, prefill_now(core));
+    peer_table_on_closed(&core->member.peers, peer, prefill_now(core));
 }
 
 handoff_sender_events prefill_sender_events(prefill_core *core) {

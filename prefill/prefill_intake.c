@@ -10,7 +10,7 @@
 /* What can never be served here, whatever becomes free. */
 static bt_status check_run(prefill_core *core, const proto_run *run, bt_error *error) {
     const prefill_core_options *o = &core->options;
-    if (run->attempt.router_incarnation != core->session.welcome.router_incarnation) {
+    if (run->attempt.router_incarnation != core->member.session.welcome.router_incarnation) {
         return bt_fail(error, BT_ERR_REQUEST_STALE, "the attempt is of another router incarnation");
     }
     const bt_status status = proto_generation_check(&run->generation, error);
@@ -42,7 +42,7 @@ static bt_status create_attempt(prefill_core *core, const proto_run *run, prefil
                               .incarnation = run->decode_incarnation};
     bt_status status = check_run(core, run, error);
     if (status != BT_OK) return status;
-    if (run->generation.max_new_tokens > 0 && !peer_table_is_usable(&core->peers, decode)) {
+    if (run->generation.max_new_tokens > 0 && !peer_table_is_usable(&core->member.peers, decode)) {
         return bt_fail(error, BT_ERR_PEER_GONE, "decode worker %" PRIu32 " is not connected",
                        decode.worker_id);
     }

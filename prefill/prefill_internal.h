@@ -1,7 +1,6 @@
 /* What the parts of the prefill core share.
  *
  *   prefill_core.c      messages, turn, tick, looking
- *   prefill_session.c   welcome, pools, READY, peers
  *   prefill_attempt.c   owner records: states, release
  *   prefill_intake.c    RUN and CANCEL
  *   prefill_step.c      choosing what to compute, and its results
@@ -21,7 +20,7 @@
 #define BT_PREFILL_INTERNAL_H
 
 #include "pd_buffers/handoff.h"
-#include "pd_buffers/peer_table.h"
+#include "pd_buffers/membership.h"
 #include "pd_buffers/row_pool.h"
 #include "prefill/prefill_core.h"
 
@@ -82,14 +81,9 @@ typedef struct prefill_batch {
 
 struct prefill_core {
     prefill_core_options options;
-    worker_session session;
-    peer_table peers;
-    row_pool *rows;         /* staging slots; NULL before the first welcome */
-    handoff_sender *sender; /* likewise */
-    bool is_sized;          /* pools fit this session's record */
+    membership member;      /* session, row slots, peers */
+    handoff_sender *sender; /* NULL before the first welcome */
     bool is_broken;
-    const char *hang_up_why; /* a turn hangs up */
-    char hang_up_text[PROTO_TEXT_MAX];
 
     uint32_t pages_per_attempt; /* of context_tokens */
     uint32_t *page_lists;
@@ -106,19 +100,6 @@ static inline uint64_t prefill_now(const prefill_core *core) {
 }
 #define PREFILL_ID_FORMAT    "%016" PRIx64 "-%" PRIu64
 #define PREFILL_ID_ARGS(id_) (id_).router_incarnation, (id_).counter
-
-/* prefill_session.c */
-void prefill_on_welcome(prefill_core *core, const proto_welcome *welcome);
-void prefill_on_peer(prefill_core *core, const proto_peer *peer);
-void prefill_on_peer_gone(prefill_core *core, const proto_pair *pair);
-void prefill_on_ping(prefill_core *core, const proto_ping *ping);
-void prefill_session_turn(prefill_core *core);
-/* Notes that the connections are to be closed at the next turn; the first reason stays. */
-void prefill_hang_up(prefill_core *core, const char *format, ...) BT_PRINTF(2, 3);
-/* The session is over: attempts end without a word, peers are closed. */
-void prefill_session_end(prefill_core *core);
-bt_status prefill_peers_init(prefill_core *core);
-uint32_t prefill_queued_tokens(const prefill_core *core);
 
 /* prefill_attempt.c */
 const char *prefill_state_name(prefill_state state);

@@ -43,7 +43,7 @@ void prefill_step_fini(prefill_core *core) {
 
 bt_status prefill_step_need_masks(prefill_core *core) {
     prefill_batch *s = &core->step;
-    const uint32_t cap = core->session.record.sampling_mask_max_tokens;
+    const uint32_t cap = membership_cap(&core->member);
     if (s->support_cap == cap) return BT_OK;
     /* The cap changes only between sessions, when nothing is in hand; but the first mask of a
      * session may be asked for while a step without masks runs, whose rows point nowhere. */

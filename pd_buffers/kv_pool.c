@@ -16,7 +16,8 @@ typedef struct page_record {
 
 struct kv_pool {
     kv_pool_options options;
-    uint8_t *memory;
+    void *block;     /* calloc's, so that pages that nobody used yet cost no memory */
+    uint8_t *memory; /* the aligned start in it */
     page_record *records;
     uint32_t *free_pages; /* [counts.free], the top is the last */
     kv_pool_counts counts;
@@ -27,18 +28,21 @@ bt_status kv_pool_create(const kv_pool_options *options, kv_pool **out) {
     if (options->page_count == 0 || options->page_bytes == 0 || options->layers == 0)
         return BT_ERR_CALLER_ARGUMENT;
     if (options->page_bytes % options->layers != 0) return BT_ERR_CALLER_ARGUMENT;
-    if (!bt_mul_size(options->page_count, options->page_bytes, &bytes))
+    if (!bt_mul_size(options->page_count, options->page_bytes, &bytes) ||
+        !bt_add_size(bytes, MEMORY_ALIGNMENT, &bytes))
         return BT_ERR_CALLER_ARGUMENT;
     kv_pool *pool = bt_calloc(1, sizeof *pool);
     if (pool == NULL) return BT_ERR_WORKER_MEMORY;
     pool->options = *options;
-    pool->memory = bt_calloc_aligned(MEMORY_ALIGNMENT, bytes);
+    pool->block = bt_calloc(1, bytes);
     pool->records = bt_calloc(options->page_count, sizeof *pool->records);
     pool->free_pages = bt_calloc(options->page_count, sizeof *pool->free_pages);
-    if (pool->memory == NULL || pool->records == NULL || pool->free_pages == NULL) {
+    if (pool->block == NULL || pool->records == NULL || pool->free_pages == NULL) {
         kv_pool_destroy(pool);
         return BT_ERR_WORKER_MEMORY;
     }
+    pool->memory = (uint8_t *)(((uintptr_t)pool->block + MEMORY_ALIGNMENT - 1) &
+                               ~(uintptr_t)(MEMORY_ALIGNMENT - 1));
     for (uint32_t i = 0; i < options->page_count; i++)
         pool->free_pages[i] = options->page_count - 1 - i;
     pool->counts.total = options->page_count;
@@ -51,7 +55,7 @@ void kv_pool_destroy(kv_pool *pool) {
     if (pool == NULL) return;
     bt_free(pool->free_pages);
     bt_free(pool->records);
-    bt_free(pool->memory);
+    bt_free(pool->block);
     bt_free(pool);
 }
 

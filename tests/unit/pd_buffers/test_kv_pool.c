@@ -4,8 +4,10 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -160,6 +162,28 @@ static void random_operations_keep_the_counts(void **state) {
     kv_pool_destroy(pool);
 }
 
+static size_t resident_bytes(void) {
+    size_t total = 0, resident = 0;
+    FILE *stream = fopen("/proc/self/statm", "r");
+    assert_non_null(stream);
+    assert_int_equal(fscanf(stream, "%zu %zu", &total, &resident), 2);
+    (void)fclose(stream);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static void unused_pages_cost_no_memory(void **state) {
+    (void)state;
+    const kv_pool_options options = {.page_count = 256, .page_bytes = 1u << 20, .layers = 4};
+    kv_pool *pool = NULL;
+    const size_t before = resident_bytes();
+    assert_int_equal(kv_pool_create(&options, &pool), BT_OK);
+    const size_t created = resident_bytes();
+    assert_true(created < before + (16u << 20));
+    memset(kv_pool_page(pool, 7), 1, 1u << 20);
+    assert_true(resident_bytes() < created + (16u << 20));
+    kv_pool_destroy(pool);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_options_are_refused),
@@ -168,6 +192,7 @@ int main(void) {
         cmocka_unit_test(quarantined_pages_are_not_given_out),
         cmocka_unit_test(order_is_kept_over_a_release),
         cmocka_unit_test(random_operations_keep_the_counts),
+        cmocka_unit_test(unused_pages_cost_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

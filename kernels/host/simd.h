@@ -3,8 +3,8 @@
  * isa_*.c file defines one SIMD_* macro and is compiled with the flags of that instruction set.
  *
  *   v16_sum              the one tree: lane l takes l+8, then l+4, l+2, l+1
- *   v16_max, v16_top     of two vectors, of the lanes of one; for numbers (of zeros and NaN,
- * either) v16_load_packed      weights of SIMD_PACKED_VECTORS * 16 columns, in the packed order of
+ *   v16_max, v16_top     of two vectors, of the lanes of one; of zeros and NaN, either
+ *   v16_load_packed      weights of SIMD_PACKED_VECTORS * 16 columns, in the packed order of
  *                        kernels/pack.h; v16_swap_packed brings them into the order of columns,
  *                        and back
  *   v16_transpose_bf16   16 rows x SIMD_TRANSPOSE_DIMS bf16 into [dim][row] floats

@@ -1,7 +1,6 @@
 /* The API layer without sockets and workers: bodies go in, made-up rows follow, what would have
  * been sent to the client is captured. The tokenizer is the tiny Qwen3's: ids 0-255 are bytes,
- * 317-319
- * <|endoftext|>, <|im_start|>, <|im_end|>. Time stands still unless a test moves it. */
+ * 317-319 are <|endoftext|>, <|im_start|>, <|im_end|>. Time stands still unless a test moves it. */
 #ifndef BT_TESTS_UNIT_ROUTER_API_FIXTURE_H
 #define BT_TESTS_UNIT_ROUTER_API_FIXTURE_H
 

@@ -4,9 +4,11 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 
 from harness import (BIN, Cluster, case, check, descriptors, equal, in_threads, is_alive, resident_kib,
                      run_cases, tiny_model, wait_until)
@@ -52,6 +54,42 @@ def differing_workers_are_refused_by_name():
         equal(done.returncode, 3, done.stderr)
         check("kv_layout" in done.stderr or "fingerprint" in done.stderr, done.stderr)
         equal(cluster.generate(input_ids=[1, 2], sampling_params=SHORT).status, 200, "it goes on")
+
+
+def with_larger_tokenizer(folder):
+    """A copy of the tiny model whose tokenizer has more ids than the model's vocabulary."""
+    copy = pathlib.Path(folder, "larger")
+    shutil.copytree(tiny_model(), copy)
+    path = copy / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    first = json.loads((copy / "config.json").read_text())["vocab_size"]
+    whole["added_tokens"].append({"id": first + 7, "content": "<|one too many|>", "special": True,
+                                  "single_word": False, "lstrip": False, "rstrip": False,
+                                  "normalized": False})
+    path.write_text(json.dumps(whole))
+    return copy
+
+
+@case
+def a_tokenizer_that_does_not_fit_is_refused_by_name():
+    with tempfile.TemporaryDirectory() as folder:
+        larger = with_larger_tokenizer(folder)
+        ports = pathlib.Path(folder, "ports")
+        router = subprocess.Popen([BIN / "baton-router", "--model", larger, "--http", "127.0.0.1:0",
+                                   "--control", "127.0.0.1:0", "--port-file", ports],
+                                  stderr=subprocess.DEVNULL)
+        try:
+            _, control = wait_until(lambda: ports.exists() and ports.read_text().split(), "ports")
+            for model, needle in ((larger, "does not fit the model"),
+                                  (tiny_model(), "tokenizer")):
+                for program in ("prefill", "decode"):
+                    done = subprocess.run([BIN / f"baton-{program}", "--model", model, "--router", control],
+                                          capture_output=True, text=True, timeout=60)
+                    equal(done.returncode, 3, done.stderr)
+                    check(needle in done.stderr, f"{needle!r} is not in {done.stderr!r}")
+        finally:
+            router.terminate()
+            equal(router.wait(timeout=30), 0, "the router's exit status")
 
 
 @case

@@ -263,9 +263,10 @@ static bt_status take_row(api_call *call, const uint8_t *record, const token_row
                           size_t bytes) {
     /* A log-probability that is no number means that the forward pass broke. */
     if (row->has_logprob && isnan(row->token_logprob)) return BT_ERR_WORKER_INTERNAL;
-    bt_status status = generation_push(&call->generation, row->token);
+    /* The row first: what a failure sends covers the tokens that were taken, each with its row. */
+    bt_status status = call->stores_rows ? reply_store_append(&call->store, record, bytes) : BT_OK;
     if (status != BT_OK) return status;
-    return call->stores_rows ? reply_store_append(&call->store, record, bytes) : BT_OK;
+    return generation_push(&call->generation, row->token);
 }
 
 void api_call_on_rows(api_call *call, const uint8_t *records, size_t bytes) {

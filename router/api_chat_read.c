@@ -176,8 +176,10 @@ static bool read_message(api_reader *reader, message_list *list, const bt_json *
                         "messages: role must be system, developer, user, assistant or tool.");
     api_refuse_unless_neutral(&fields, MESSAGE_TOOL_CALLS, " in messages yet");
     if (reader->failure->http_status != 0) return false;
-    if (list->count == MESSAGES_MAX || !grow_messages(list))
-        return api_fail(reader->failure, 400, API_ERROR_OPENAI, "too many messages.");
+    if (list->count == MESSAGES_MAX)
+        return api_fail(reader->failure, 400, API_ERROR_OPENAI, "more than %d messages.",
+                        MESSAGES_MAX);
+    if (!grow_messages(list)) return api_prompt_fail(reader, BT_ERR_WORKER_MEMORY);
     size_t start = list->contents.used;
     list->content_starts[list->count] = start;
     if (fields.is_given[MESSAGE_CONTENT] &&

@@ -263,10 +263,14 @@ static void read_stop_strings(api_fields *fields, api_request *request) {
     } else if (!add_stop_text(fields, request, value, &strings[0])) {
         return;
     }
-    if (stop_set_create(strings, request->stop_count, &request->stops) != BT_OK)
+    bt_status status = stop_set_create(strings, request->stop_count, &request->stops);
+    if (status == BT_ERR_WORKER_MEMORY) {
+        (void)api_fail(fields->failure, 503, API_ERROR_GENERATE, "out of memory");
+    } else if (status != BT_OK) {
         (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
                        "%s is longer than %d bytes in all.", fields->names[SAMPLING_STOP],
                        STOP_BYTES_MAX);
+    }
 }
 
 void api_sampling_read(api_fields *fields, const api_model *model, api_request *request,

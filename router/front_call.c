@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "router/front_internal.h"
 
@@ -75,11 +76,31 @@ static void on_free(control_flow *flow) {
     bt_free(flow);
 }
 
+static const char *finish_name(const api_call *call) {
+    switch (call->finish.kind) {
+    case API_FINISH_NONE: return "its client left";
+    case API_FINISH_STOP_ID: return "a stop id";
+    case API_FINISH_STOP_STRING: return "a stop string";
+    case API_FINISH_LENGTH: return "length";
+    case API_FINISH_ABORT: return call->finish.text;
+    }
+    return "";
+}
+
+static void log_end(const front_call *call) {
+    const api_request *request = &call->call.request;
+    uint64_t us = bt_clock_now_us(&call->thread->front->clock) - call->started_us;
+    bt_log_debug("http", "request %s: %u prompt tokens, %u tokens in %.1f ms, ended by %s",
+                 request->rid, request->prompt.count, call->call.generation.count,
+                 (double)us / 1000, finish_name(&call->call));
+}
+
 /* Frees the call once nobody needs it: at once, or through the control thread that may still have
  * commands of it in its ring. */
 static void release_if_over(front_call *call) {
     if (call->exchange != NULL || !call->call.has_ended) return;
     control *c = call->thread->front->options.control;
+    if (bt_log_is_enabled(BT_LOG_DEBUG)) log_end(call);
     free_parts(call);
     control_release(c, &call->flow);
 }
@@ -195,6 +216,8 @@ static void take_job(front_call *call) {
         start_call(call);
     } else {
         api_output output = output_of(call);
+        bt_log_debug("http", "a request is refused with %d: %s", call->job.failure.http_status,
+                     call->job.failure.text);
         api_answer_failure(&output, &call->job.failure);
         drop(call);
     }

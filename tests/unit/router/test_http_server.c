@@ -72,7 +72,7 @@ static int open_client(fixture *f) {
     return pair[1];
 }
 
-static int set_up(void **state) {
+static int set_up_with(void **state, uint32_t timeout_ms) {
     fixture *f = calloc(1, sizeof(*f));
     f->answer = calloc(1, ANSWER_MAX);
     budget_init(&f->bodies, 100000);
@@ -80,16 +80,24 @@ static int set_up(void **state) {
                                        .head_bytes_max = 1024,
                                        .body_bytes_max = 200000,
                                        .body_budget = &f->bodies,
-                                       .head_timeout_ms = 60000,
-                                       .body_timeout_ms = 60000,
-                                       .idle_timeout_ms = 60000,
-                                       .write_timeout_ms = 60000};
+                                       .head_timeout_ms = timeout_ms,
+                                       .body_timeout_ms = timeout_ms,
+                                       .idle_timeout_ms = timeout_ms,
+                                       .write_timeout_ms = timeout_ms};
     const http_handler handler = {on_request, f};
     assert_int_equal(bt_loop_create(&f->loop), BT_OK);
     assert_int_equal(http_server_create(&f->options, f->loop, &handler, &f->server), BT_OK);
     f->client = open_client(f);
     *state = f;
     return 0;
+}
+
+static int set_up(void **state) {
+    return set_up_with(state, 600000);
+}
+
+static int set_up_impatient(void **state) {
+    return set_up_with(state, 20);
 }
 
 static int tear_down(void **state) {
@@ -396,6 +404,46 @@ static void test_cut(void **state) {
     assert_null(strstr(f->answer, "0\r\n\r\n"));
 }
 
+/* Turns the loop, sleeping in it, until the server closes the connection. */
+static void turn_until_closed(fixture *f) {
+    while (!take(f)) {
+        assert_true(event_base_loop(bt_loop_get_base(f->loop), EVLOOP_ONCE) >= 0);
+    }
+}
+
+static void test_deadlines(void **state) {
+    fixture *f = *state;
+    /* Between requests the connection is closed without a word. */
+    turn_until_closed(f);
+    assert_int_equal(f->answer_bytes, 0);
+    /* Half a head, and half a body. */
+    static const char *const HALVES[] = {"GET /now HTTP/1.1\r\nHo",
+                                         "POST /now HTTP/1.1\r\n" H "Content-Length: 5\r\n\r\nab"};
+    for (int i = 0; i < 2; i++) {
+        close(f->client);
+        f->client = open_client(f);
+        f->answer_bytes = 0;
+        put(f, HALVES[i], strlen(HALVES[i]));
+        turn_until_closed(f);
+        assert_int_equal(strncmp(f->answer, "HTTP/1.1 408 ", 13), 0);
+    }
+    assert_int_equal(f->request_count, 0);
+}
+
+/* A client that stops reading is given up, and who answers it is told. */
+static void test_write_deadline(void **state) {
+    fixture *f = *state;
+    static char block[16384];
+    put(f, "GET /stream HTTP/1.1\r\n" H "\r\n", strlen("GET /stream HTTP/1.1\r\n" H "\r\n"));
+    while (f->gone_count == 0) {
+        if (http_exchange_room(f->held[0]) > 0) http_exchange_add(f->held[0], block, sizeof(block));
+        assert_true(event_base_loop(bt_loop_get_base(f->loop), http_exchange_room(f->held[0]) > 0
+                                                                   ? EVLOOP_NONBLOCK
+                                                                   : EVLOOP_ONCE) >= 0);
+    }
+    assert_int_equal(http_server_connection_count(f->server), 0);
+}
+
 /* What is on its way when the server ends is dropped, and its owners are told. */
 static void test_destroy_with_open_exchanges(void **state) {
     fixture *f = *state;
@@ -424,6 +472,8 @@ int main(void) {
         CASE(test_answer_before_a_half_close),
         CASE(test_cut),
         CASE(test_destroy_with_open_exchanges),
+        cmocka_unit_test_setup_teardown(test_deadlines, set_up_impatient, tear_down),
+        cmocka_unit_test_setup_teardown(test_write_deadline, set_up_impatient, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -180,6 +180,20 @@ static void put_post(int fd, const char *path, const char *body) {
     put(fd, body, strlen(body));
 }
 
+static char *take(int fd, const char *until);
+
+static char *ask(const fixture *f, const char *method, const char *path, const char *fields) {
+    char head[512];
+    int fd = dial(f);
+    int bytes =
+        snprintf(head, sizeof(head), "%s %s HTTP/1.1\r\nHost: a\r\n%sConnection: close\r\n\r\n",
+                 method, path, fields);
+    put(fd, head, (size_t)bytes);
+    char *answer = take(fd, NULL);
+    close(fd);
+    return answer;
+}
+
 /* Everything until the server closes, or until `until` came. Returns owned. */
 static char *take(int fd, const char *until) {
     char *answer = calloc(1, ANSWER_MAX);
@@ -203,14 +217,7 @@ static char *post(const fixture *f, const char *path, const char *body) {
 }
 
 static char *get(const fixture *f, const char *path) {
-    char head[256];
-    int fd = dial(f);
-    int bytes = snprintf(head, sizeof(head),
-                         "GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", path);
-    put(fd, head, (size_t)bytes);
-    char *answer = take(fd, NULL);
-    close(fd);
-    return answer;
+    return ask(f, "GET", path, "");
 }
 
 static void assert_has(char *answer, const char *needle) {
@@ -261,6 +268,11 @@ static void test_before_and_after_the_workers(void **state) {
     expect(get(f, "/server_info"), "HTTP/1.1 200 ", "\"role\":\"decode\"");
     expect(get(f, "/v1/models"), "HTTP/1.1 200 ", "\"max_model_len\":1048576");
     expect(get(f, "/nothing"), "HTTP/1.1 404 ", "there is nothing at /nothing");
+    char *head = ask(f, "HEAD", "/v1/models", "");
+    assert_memory_equal(head + strlen(head) - 4, "\r\n\r\n", 4);
+    expect(head, "HTTP/1.1 200 ", "Content-Type: application/json\r\nContent-Length: ");
+    expect(ask(f, "OPTIONS", "/generate", "Access-Control-Request-Headers: x-a, authorization\r\n"),
+           "HTTP/1.1 204 ", "\r\nAccess-Control-Allow-Headers: x-a, authorization\r\n");
     expect(get(f, "/generate"), "HTTP/1.1 405 ", "\r\nAllow: POST, PUT, OPTIONS\r\n");
 }
 

@@ -29,7 +29,8 @@ typedef struct kv_pool_counts {
 } kv_pool_counts;
 
 /* CALLER_ARGUMENT for a count or size of zero or a page_bytes that is no multiple of layers;
- * WORKER_MEMORY when the block cannot be had. Memory is zeroed and touched, so that it is there. */
+ * WORKER_MEMORY when the block cannot be had. Memory is zero; what nobody has used yet takes no
+ * memory of the machine, so a pool larger than that is not noticed here. */
 BT_MUST_CHECK bt_status kv_pool_create(const kv_pool_options *options, kv_pool **out);
 void kv_pool_destroy(kv_pool *pool);
 void *kv_pool_memory(kv_pool *pool);

@@ -4,8 +4,7 @@
  *
  *   WELCOME: the record is adopted. Once the last session is at rest (no attempt, no endpoint), the
  *   row slots fit the cap and the core has made its end of the handoff, streams is dialled; when it
- *   is open, READY is sent. Whatever ends the session ends the core's attempts and closes the
- * peers.
+ *   is open, READY is sent. Whatever ends the session ends the core's attempts and closes peers.
  *
  * Event thread; pure over the mover's table. */
 #ifndef BT_PD_BUFFERS_MEMBERSHIP_H

@@ -15,14 +15,27 @@
 
 enum { PATH_BYTES_MAX = 4096 };
 
-/* A file that starts with the magic is GGUF, whatever its name is. */
+/* Whether the file can be a tokenizer.json: its first character opens an object. */
+static bool starts_an_object(const bt_file_map *map) {
+    const char *text = (const char *)map->data;
+    size_t at = 0;
+    while (at < map->bytes && memchr(" \t\r\n", text[at], 4) != NULL)
+        at++;
+    return at < map->bytes && text[at] == '{';
+}
+
+/* A file that starts with the magic is GGUF, whatever its name is; what can be neither that nor
+ * JSON is no model, and a JSON parser's complaint about it would help nobody. */
 static bt_status is_gguf(const char *path, bool *is_gguf_out, bt_error *error) {
     bt_file_map map = {0};
     const bt_status status = bt_file_map_open(path, &map, error);
     if (status != BT_OK) return status;
     *is_gguf_out = bt_gguf_is_magic(map.data, map.bytes);
+    const bool is_known = *is_gguf_out || starts_an_object(&map);
     bt_file_map_close(&map);
-    return BT_OK;
+    if (is_known) return BT_OK;
+    return bt_fail(error, BT_ERR_CALLER_FILE,
+                   "%s: neither a GGUF file, nor a model's folder, nor a tokenizer.json", path);
 }
 
 static bt_status join(char *out, const char *folder, size_t folder_bytes, const char *name,

@@ -42,7 +42,7 @@ def stays_up_until_interrupted_and_leaves_nothing():
 
 @case
 def a_model_that_is_none_ends_with_a_sentence():
-    for model, needle in (("/none/such.gguf", "/none/such.gguf"), (str(pathlib.Path(__file__)), "GGUF")):
+    for model, needle in (("/none/such.gguf", "/none/such.gguf"), (str(pathlib.Path(__file__)), "neither a GGUF file")):
         done = subprocess.run([QUICKSTART, "--once", "--http", "127.0.0.1:0", "--model", model],
                               capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
         check(done.returncode != 0, f"{model} was accepted")

@@ -21,7 +21,8 @@
 #include "pd_buffers/handoff_peers.h"
 #include "pd_buffers/handoff_wire.h"
 
-enum { TOKEN_ROW = UINT32_MAX };
+/* In the low half of a token, where a chunk has its index. */
+static const uint32_t row_token = UINT32_MAX;
 
 typedef enum incoming_state {
     INCOMING_FREE,
@@ -250,7 +251,7 @@ static void on_received(void *context, uint64_t token, bt_status status) {
     incoming *in = &receiver->records[record];
     BT_ASSERT(in->posted > 0);
     in->posted--;
-    if (index == TOKEN_ROW)
+    if (index == row_token)
         in->row_state = RECEIVE_DONE;
     else
         in->chunks[index].state = RECEIVE_DONE;
@@ -262,7 +263,7 @@ static void on_received(void *context, uint64_t token, bt_status status) {
     if (status != BT_OK) {
         fail(receiver, in, status, "a receive from prefill worker %" PRIu32 " failed: %s",
              in->offer.peer.worker_id, bt_status_string(status));
-    } else if (index == TOKEN_ROW) {
+    } else if (index == row_token) {
         row_received(receiver, in);
     } else {
         chunk_received(receiver, in, index);
@@ -356,7 +357,7 @@ static xfer_decision take_row(handoff_receiver *receiver, incoming *in,
     in->posted++;
     receiver->iov[0] = (xfer_iov){.base = slot, .bytes = payload_bytes};
     *receive = (xfer_receive){
-        .iov = receiver->iov, .iov_count = 1, .token = make_token(receiver, in, TOKEN_ROW)};
+        .iov = receiver->iov, .iov_count = 1, .token = make_token(receiver, in, row_token)};
     return XFER_ACCEPT;
 }
 

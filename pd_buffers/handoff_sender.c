@@ -20,7 +20,8 @@
 #include "pd_buffers/handoff_peers.h"
 #include "pd_buffers/handoff_wire.h"
 
-enum { TOKEN_ROW = UINT32_MAX };
+/* In the low half of a token, where a chunk has its index. */
+static const uint32_t row_token = UINT32_MAX;
 
 typedef enum outgoing_state {
     OUTGOING_FREE,
@@ -189,7 +190,7 @@ static bt_status send_row(handoff_sender *sender, outgoing *out) {
         .payload_bytes = out->row_bytes,
     };
     sender->iov[0] = (xfer_iov){.base = slot, .bytes = out->row_bytes};
-    const bt_status status = post(sender, out, &header, 1, TOKEN_ROW);
+    const bt_status status = post(sender, out, &header, 1, row_token);
     if (status == BT_OK) out->is_row_sent = true;
     return status;
 }

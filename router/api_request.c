@@ -36,7 +36,8 @@ bool api_prompt_fail(const api_reader *reader, bt_status status) {
 }
 
 bool api_prompt_is_short_enough(const api_reader *reader, size_t bytes) {
-    uint64_t token_bytes = tokenizer_token_bytes_max(reader->settings->tokenizer);
+    /* Composing characters (NFC) leaves at least a third of a text. */
+    uint64_t token_bytes = 3ull * tokenizer_token_bytes_max(reader->settings->tokenizer);
     uint64_t tokens = token_bytes > 0 ? bytes / token_bytes : bytes;
     if (tokens <= reader->model->context_tokens) return true;
     return fail_too_long(reader, tokens, true);
@@ -48,10 +49,15 @@ uint32_t api_prompt_tokens_max(const api_reader *reader, size_t bytes) {
 
 bool api_prompt_from_text(api_reader *reader, const bt_json *value) {
     const tokenizer *t = reader->settings->tokenizer;
-    if (!api_prompt_is_short_enough(reader, value->bytes)) return false;
+    /* An escape stands for at least a sixth of its bytes. */
+    if (!api_prompt_is_short_enough(reader, value->bytes / 6)) return false;
     char *text = bt_malloc(value->bytes);
     if (text == NULL) return api_prompt_fail(reader, BT_ERR_WORKER_MEMORY);
     size_t bytes = bt_json_string_decode(value, text);
+    if (!api_prompt_is_short_enough(reader, bytes)) {
+        bt_free(text);
+        return false;
+    }
     const tokenizer_encode_options options = {.adds_special = true,
                                               .parses_special = true,
                                               .tokens_max = api_prompt_tokens_max(reader, bytes)};

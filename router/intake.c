@@ -169,17 +169,25 @@ void intake_destroy(intake *in) {
     bt_free(in);
 }
 
-bool intake_give(intake *in, uint32_t http_thread, intake_job *job) {
+/* The thread with the fewest jobs of this giver, in turn among equals: small requests go around a
+ * huge one. */
+static intake_lane *choose_lane(intake *in, uint32_t http_thread) {
+    uint32_t first = in->turns[http_thread]++;
+    intake_lane *best = NULL;
     for (uint32_t i = 0; i < in->options.threads; i++) {
-        uint32_t turn = in->turns[http_thread]++ % in->options.threads;
-        intake_lane *lane = &in->threads[turn].lanes[http_thread];
-        if (lane->job_count == in->options.depth) continue;
-        bool is_pushed = bt_ring_push(lane->jobs, &job);
-        BT_ASSERT(is_pushed);
-        lane->job_count++;
-        return true;
+        intake_lane *lane = &in->threads[(first + i) % in->options.threads].lanes[http_thread];
+        if (best == NULL || lane->job_count < best->job_count) best = lane;
     }
-    return false;
+    return best;
+}
+
+bool intake_give(intake *in, uint32_t http_thread, intake_job *job) {
+    intake_lane *lane = choose_lane(in, http_thread);
+    if (lane->job_count == in->options.depth) return false;
+    bool is_pushed = bt_ring_push(lane->jobs, &job);
+    BT_ASSERT(is_pushed);
+    lane->job_count++;
+    return true;
 }
 
 bt_ring *intake_ring(intake *in, uint32_t http_thread, uint32_t thread) {

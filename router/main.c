@@ -54,7 +54,7 @@ static const bt_option OPTIONS[] = {
      .help = "longest prompt and reply together; 0 = what the model says", AT(context_length)},
     {"http-threads", BT_OPTION_U32, "1", .min = 1, .max = 64,
      .help = "threads that serve connections and format replies", AT(http_threads)},
-    {"tokenizer-threads", BT_OPTION_U32, "1", .min = 1, .max = 64,
+    {"tokenizer-threads", BT_OPTION_U32, "2", .min = 1, .max = 64,
      .help = "threads that read and tokenize requests", AT(tokenizer_threads)},
     {"requests-max", BT_OPTION_U32, "4096", .min = 1, .max = 100000,
      .help = "requests to generate at once, waiting ones included; beyond them 503",

@@ -1,0 +1,157 @@
+/* Rows held for a reply: in memory, in the file, given up; always read back as they came. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "router/reply_store.h"
+
+enum { RECORDS = 600, WORDS_MAX = 40000 };
+
+static reply_limits limits_of(uint64_t memory, uint64_t spill) {
+    reply_limits limits = {.spill_path = "/tmp"};
+    budget_init(&limits.memory, memory);
+    budget_init(&limits.spill, spill);
+    return limits;
+}
+
+static uint32_t next_random(uint64_t *random) {
+    *random = *random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*random >> 33);
+}
+
+/* Record i: its length in bytes, then words that tell i; mostly short, some very long. */
+static uint32_t words_of(uint32_t i) {
+    uint64_t random = i * 2654435761u + 1;
+    uint32_t kind = next_random(&random) % 100;
+    uint32_t size = next_random(&random);
+    return 1 + (kind == 0 ? size % WORDS_MAX : kind < 10 ? size % 4000 : size % 30);
+}
+
+static size_t make_record(uint32_t i, uint32_t *out) {
+    uint32_t words = words_of(i);
+    out[0] = words * 4;
+    for (uint32_t k = 1; k < words; k++) {
+        out[k] = i * 1000003u + k;
+    }
+    return words * 4;
+}
+
+static void expect_record(reply_store *store, reply_place *place, uint32_t i) {
+    static uint32_t expected[WORDS_MAX + 1];
+    const uint8_t *record;
+    size_t bytes;
+    size_t wanted = make_record(i, expected);
+    assert_int_equal(reply_store_next(store, place, &record, &bytes), BT_OK);
+    assert_int_equal(bytes, wanted);
+    assert_int_equal((uintptr_t)record % 4, 0);
+    assert_memory_equal(record, expected, bytes);
+}
+
+static void append(reply_store *store, uint32_t i) {
+    static uint32_t record[WORDS_MAX + 1];
+    size_t bytes = make_record(i, record);
+    assert_int_equal(reply_store_append(store, (const uint8_t *)record, bytes), BT_OK);
+}
+
+/* Readers at places of their own, while records are added and, behind the slowest, given up. */
+static void run(uint64_t memory, uint64_t seed, bool drops) {
+    reply_limits limits = limits_of(memory, 1 << 30);
+    reply_store store;
+    uint64_t random = seed;
+    reply_store_init(&store, &limits);
+    reply_place slow = reply_store_begin(&store);
+    uint32_t slow_at = 0;
+    for (uint32_t i = 0; i < RECORDS; i++) {
+        append(&store, i);
+        if (next_random(&random) % 4 != 0) continue;
+        uint32_t steps = next_random(&random) % (i + 2 - slow_at);
+        for (uint32_t k = 0; k < steps; k++) {
+            expect_record(&store, &slow, slow_at++);
+        }
+        if (drops) reply_store_drop_before(&store, &slow);
+        /* A second reader starts where the first one is and reads to the end, twice. */
+        for (int twice = 0; twice < 2; twice++) {
+            reply_place place = slow;
+            for (uint32_t k = slow_at; k <= i; k++) {
+                expect_record(&store, &place, k);
+            }
+        }
+        assert_true(budget_used(&limits.memory) <= memory);
+    }
+    /* From the end only what comes later is read. */
+    reply_place end = reply_store_end(&store);
+    append(&store, RECORDS);
+    expect_record(&store, &end, RECORDS);
+    if (!drops) {
+        reply_place place = reply_store_begin(&store);
+        for (uint32_t k = 0; k <= RECORDS; k++) {
+            expect_record(&store, &place, k);
+        }
+    }
+    reply_store_fini(&store);
+    assert_int_equal(budget_used(&limits.memory), 0);
+    assert_int_equal(budget_used(&limits.spill), 0);
+}
+
+static void test_random_readers(void **state) {
+    (void)state;
+    static const uint64_t MEMORY[] = {1 << 30, 0, 3000, 100000};
+    for (uint64_t i = 0; i < 8; i++) {
+        run(MEMORY[i / 2], i + 1, i % 2 == 0);
+    }
+}
+
+static void test_a_stream_that_keeps_up_needs_little(void **state) {
+    (void)state;
+    reply_limits limits = limits_of(1 << 30, 0);
+    reply_store store;
+    uint32_t record[8] = {32};
+    uint64_t most = 0;
+    reply_store_init(&store, &limits);
+    reply_place place = reply_store_begin(&store);
+    for (int i = 0; i < 100000; i++) {
+        const uint8_t *out;
+        size_t bytes;
+        assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 32), BT_OK);
+        assert_int_equal(reply_store_next(&store, &place, &out, &bytes), BT_OK);
+        reply_store_drop_before(&store, &place);
+        if (budget_used(&limits.memory) > most) most = budget_used(&limits.memory);
+    }
+    assert_true(most <= 4096);
+    reply_store_fini(&store);
+}
+
+static void test_limits(void **state) {
+    (void)state;
+    reply_limits limits = limits_of(1024, 64);
+    reply_store store;
+    uint32_t record[256] = {1024};
+    reply_store_init(&store, &limits);
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 1024), BT_OK);
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 1024),
+                     BT_ERR_REQUEST_FULL);
+    record[0] = 64;
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64), BT_OK);
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64), BT_ERR_REQUEST_FULL);
+    assert_int_equal(budget_used(&limits.spill), 64);
+    reply_store_fini(&store);
+    limits.memory.bytes_max = 0;
+    limits.spill_path = "/no/such/folder";
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64), BT_ERR_WORKER_IO);
+    assert_int_equal(budget_used(&limits.spill), 0);
+    reply_store_fini(&store);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_readers),
+        cmocka_unit_test(test_a_stream_that_keeps_up_needs_little),
+        cmocka_unit_test(test_limits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -18,7 +18,7 @@
 #include "kernels/kv_page.h"
 #include "kernels/sampler.h"
 
-enum { MODEL_EOS_MAX = 8, MODEL_FINGERPRINT_BYTES = 32 };
+enum { MODEL_EOS_MAX = 8, MODEL_FINGERPRINT_BYTES = 32, MODEL_BATCH_MAX = 1 << 20 };
 
 typedef enum model_family {
     MODEL_FAMILY_LLAMA, /* also SmolLM2 */
@@ -73,11 +73,11 @@ const char *model_isa_name(void);
 
 typedef struct model_runner_options {
     uint32_t threads;    /* >= 1, the caller's included */
-    uint32_t tokens_max; /* most tokens of one batch */
-    uint32_t rows_max;   /* most sequences of one batch */
+    uint32_t tokens_max; /* most tokens of one batch; up to MODEL_BATCH_MAX */
+    uint32_t rows_max;   /* most sequences of one batch; likewise */
     const char *isa;     /* NULL = best of this CPU; else a model_isa_name, for tests */
     kv_page_layout kv;   /* must be model_kv_layout's answer */
-    void *kv_memory;     /* borrowed: page i starts at kv_memory + i * kv_page_bytes(&kv) */
+    void *kv_memory;     /* borrowed, aligned (64 is best): page i at + i * kv_page_bytes(&kv) */
     uint32_t kv_page_count;
 } model_runner_options;
 

@@ -13,6 +13,9 @@ static bt_status check_options(const model *m, const model_runner_options *o, bt
     const kv_page_layout expected = model_kv_layout(m, o->kv.page_tokens, o->kv.dtype);
     if (o->threads == 0 || o->tokens_max == 0 || o->rows_max == 0)
         return bt_fail(error, BT_ERR_CALLER_ARGUMENT, "threads, tokens and rows must be positive");
+    if (o->tokens_max > MODEL_BATCH_MAX || o->rows_max > MODEL_BATCH_MAX)
+        return bt_fail(error, BT_ERR_CALLER_LIMIT, "a batch of %u tokens and %u rows: at most %d",
+                       o->tokens_max, o->rows_max, MODEL_BATCH_MAX);
     if (o->kv.page_tokens != 16 && o->kv.page_tokens != 32 && o->kv.page_tokens != 64)
         return bt_fail(error, BT_ERR_CALLER_ARGUMENT, "a page of %u tokens: only 16, 32 or 64",
                        o->kv.page_tokens);
@@ -22,6 +25,8 @@ static bt_status check_options(const model *m, const model_runner_options *o, bt
         return bt_fail(error, BT_ERR_CALLER_ARGUMENT, "the KV layout is not this model's");
     if (o->kv_memory == NULL || o->kv_page_count == 0)
         return bt_fail(error, BT_ERR_CALLER_ARGUMENT, "no KV memory");
+    if ((uintptr_t)o->kv_memory % kv_element_bytes(o->kv.dtype) != 0)
+        return bt_fail(error, BT_ERR_CALLER_ARGUMENT, "KV memory is not aligned");
     return BT_OK;
 }
 

@@ -421,16 +421,22 @@ static void bad_runners_and_geometries_are_refused(void **state) {
     model *m = tiny(0);
     model_runner *runner = NULL;
     bt_error error;
-    uint8_t byte = 0;
+    float memory_start = 0.0F; /* never read */
     const model_runner_options good = {.threads = 1,
                                        .tokens_max = 4,
                                        .rows_max = 2,
                                        .kv = model_kv_layout(m, 16, KV_DTYPE_BF16),
-                                       .kv_memory = &byte,
+                                       .kv_memory = &memory_start,
                                        .kv_page_count = 1};
     model_runner_options o = good;
     o.threads = 0;
     assert_int_equal(model_runner_create(m, &o, &runner, &error), BT_ERR_CALLER_ARGUMENT);
+    o = good;
+    o.tokens_max = UINT32_MAX;
+    assert_int_equal(model_runner_create(m, &o, &runner, &error), BT_ERR_CALLER_LIMIT);
+    o = good;
+    o.rows_max = MODEL_BATCH_MAX + 1;
+    assert_int_equal(model_runner_create(m, &o, &runner, &error), BT_ERR_CALLER_LIMIT);
     o = good;
     o.kv.page_tokens = 48;
     assert_int_equal(model_runner_create(m, &o, &runner, &error), BT_ERR_CALLER_ARGUMENT);
@@ -468,7 +474,7 @@ static void failing_allocations_are_errors(void **state) {
         model *m = NULL;
         model_runner *runner = NULL;
         bt_error error;
-        uint8_t byte = 0;
+        float memory_start = 0.0F; /* never read */
         bt_fault_set(BT_FAULT_ALLOC, nth);
         bt_status status = model_generate(&tiny_models[1], 1, &m, &error);
         if (status == BT_OK) {
@@ -476,7 +482,7 @@ static void failing_allocations_are_errors(void **state) {
                                                   .tokens_max = 4,
                                                   .rows_max = 2,
                                                   .kv = model_kv_layout(m, 16, KV_DTYPE_BF16),
-                                                  .kv_memory = &byte,
+                                                  .kv_memory = &memory_start,
                                                   .kv_page_count = 1};
             status = model_runner_create(m, &options, &runner, &error);
         }

@@ -97,6 +97,16 @@ static void doom(control *c, control_flow *flow, bt_status status, const char *t
     c->doomed = flow;
 }
 
+/* What ended by itself is not cancelled any more; it may be freed before the next step. */
+static void remove_doomed(control *c, const control_flow *flow) {
+    control_flow **at = &c->doomed;
+    while (*at != flow) {
+        BT_ASSERT(*at != NULL);
+        at = &(*at)->next_doomed;
+    }
+    *at = flow->next_doomed;
+}
+
 static void on_rows(void *context, uint64_t request, const uint8_t *records, size_t bytes,
                     uint32_t row_count) {
     (void)row_count;
@@ -134,6 +144,7 @@ static void on_end(void *context, uint64_t request, const dispatch_end *end) {
     flow->is_live = false;
     remove_rid(c, flow);
     if (flow->is_doomed) {
+        remove_doomed(c, flow);
         flow->end.http_status = api_error_http_status(flow->end.status);
     } else {
         flow->end = *end;
@@ -207,9 +218,9 @@ static void on_commands(void *context) {
 
 static void cancel_doomed(control *c) {
     while (c->doomed != NULL) {
-        control_flow *flow = c->doomed;
-        c->doomed = flow->next_doomed;
-        if (flow->is_live) dispatch_cancel(c->dispatch, flow->request.id, control_now(c));
+        const control_flow *flow = c->doomed;
+        dispatch_cancel(c->dispatch, flow->request.id, control_now(c));
+        BT_ASSERT(!flow->is_live); /* its end took it from the list */
     }
 }
 

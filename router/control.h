@@ -41,7 +41,7 @@ struct control_flow {
     /* The control thread's. */
     control_batch end_batch;
     bool is_live;   /* the dispatch has it */
-    bool is_doomed; /* to be cancelled for our own reasons: end says why */
+    bool is_doomed; /* cancelled for our own reasons: end says why */
     control_flow *next_doomed;
     control_flow *next_by_rid;
 };

@@ -36,6 +36,7 @@ typedef struct fixture {
     front *front;
     pthread_t control_thread;
     scripted_workers *workers;
+    uint64_t in_flight_bytes; /* of rows between the threads */
 } fixture;
 
 /* ---- the router ------------------------------------------------------------------------------ */
@@ -69,7 +70,7 @@ static void create_control(fixture *f) {
                                .settings = &f->settings,
                                .threads = THREADS,
                                .flows_per_thread_max = REQUESTS_MAX + 8,
-                               .in_flight_bytes_max = 64 << 20};
+                               .in_flight_bytes_max = f->in_flight_bytes};
     bt_error error;
     options.dispatch.record.sampling_mask_max_tokens = f->settings.mask_max_tokens;
     options.dispatch.record.kv_checksum = RECORD_CHECKSUM_FULL + 1;
@@ -99,8 +100,9 @@ static void create_front(fixture *f) {
     assert_int_equal(front_start(f->front), BT_OK);
 }
 
-static int set_up(void **state) {
+static int set_up_with(void **state, uint64_t in_flight_bytes) {
     fixture *f = calloc(1, sizeof(*f));
+    f->in_flight_bytes = in_flight_bytes;
     load_tokenizer(f);
     f->settings = (api_settings){.tokenizer = f->tokenizer,
                                  .mask_max_tokens = 64,
@@ -126,6 +128,15 @@ static int set_up(void **state) {
     assert_int_equal(pthread_create(&f->control_thread, NULL, run_control, f), 0);
     *state = f;
     return 0;
+}
+
+static int set_up(void **state) {
+    return set_up_with(state, 64 << 20);
+}
+
+/* No row fits between the threads. */
+static int set_up_without_room(void **state) {
+    return set_up_with(state, 1);
 }
 
 static int tear_down(void **state) {
@@ -372,6 +383,33 @@ static void test_many_clients(void **state) {
     assert_int_equal(scripted_workers_counts(f->workers).cancelled, 0);
 }
 
+static void *run_refused_client(void *context) {
+    const client *c = context;
+    for (unsigned i = 0; i < 20; i++) {
+        expect(
+            post(c->f, "/generate", "{\"text\":\"a\",\"sampling_params\":{\"max_new_tokens\":2}}"),
+            "HTTP/1.1 503 ", "the router cannot take in more rows now");
+    }
+    return NULL;
+}
+
+/* Rows that there is no room for end their request, often in the message that also ends it at its
+ * worker, and the request is released while the control thread reads on. */
+static void test_rows_without_room(void **state) {
+    enum { CLIENTS = 16 };
+    fixture *f = *state;
+    pthread_t threads[CLIENTS];
+    client c = {f, 0};
+    join_workers(f);
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, run_refused_client, &c), 0);
+    }
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    wait_for(has_open, f, 0);
+}
+
 /* Clients that leave: before the first row, in the middle of a stream, behind a stop string. */
 static void test_cancels(void **state) {
     fixture *f = *state;
@@ -491,6 +529,7 @@ int main(void) {
         CASE(test_the_queue_is_bounded),
         CASE(test_stopping_with_open_requests),
         CASE(test_a_model_smaller_than_the_tokenizer),
+        cmocka_unit_test_setup_teardown(test_rows_without_room, set_up_without_room, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

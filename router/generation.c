@@ -25,8 +25,18 @@ static void on_visible(void *context, const char *text, size_t bytes) {
     bt_text_add(&g->text, text, bytes);
 }
 
+/* The last token that was allowed: the length is the reason, whatever its text completes. */
+static bool is_at_limit(const generation *g) {
+    return g->count >= g->request->generation.max_new_tokens;
+}
+
 static void on_text(void *context, const char *text, size_t bytes) {
     generation *g = context;
+    if (is_at_limit(g)) {
+        stop_matcher_finish(&g->matcher, on_visible, g);
+        on_visible(g, text, bytes);
+        return;
+    }
     if (!stop_matcher_push(&g->matcher, text, bytes, on_visible, g) || g->is_stopped) return;
     g->is_stopped = true;
     g->stop_index = g->matcher.match_index;
@@ -44,11 +54,10 @@ static bt_status add_id(generation *g, int32_t token) {
     return BT_OK;
 }
 
-/* The last token of a reply that ends by a stop id. At the length limit the length is the reason.
- */
+/* The last token of a reply that ends by a stop id. */
 static bool is_stop_token(const generation *g, int32_t token) {
     const proto_generation *p = &g->request->generation;
-    if (g->count >= p->max_new_tokens) return false;
+    if (is_at_limit(g)) return false;
     for (uint32_t i = 0; i < p->stop_id_count; i++) {
         if (p->stop_ids[i] == token) return true;
     }
@@ -57,6 +66,7 @@ static bool is_stop_token(const generation *g, int32_t token) {
 
 /* A special token that is not shown can still be named by a stop string. */
 static void match_skipped(generation *g, const char *bytes, size_t count) {
+    if (is_at_limit(g)) return;
     for (uint32_t i = 0; i < g->request->stop_count; i++) {
         if (g->request->stop_bytes[i] != count || count == 0 ||
             memcmp(g->request->stop_texts[i], bytes, count) != 0)
@@ -75,7 +85,7 @@ bt_status generation_push(generation *g, int32_t token) {
     if (status != BT_OK) return status;
     (void)tokenizer_token_bytes(g->tokenizer, token, &bytes, &count);
     bool is_stop = is_stop_token(g, token);
-    g->is_complete = is_stop || g->count >= g->request->generation.max_new_tokens;
+    g->is_complete = is_stop || is_at_limit(g);
     if (is_stop && !g->request->keeps_stop) return BT_OK;
     if (g->request->skips_special && tokenizer_is_special(g->tokenizer, token)) {
         match_skipped(g, bytes, count);

@@ -176,6 +176,27 @@ static void test_length_wins_over_stop(void **state) {
                             "{\"type\":\"length\",\"length\":2}") META_TAIL("2") "}");
 }
 
+/* So does a stop string that the last allowed token completes, also one that was half held back. */
+static void test_length_wins_over_stop_strings(void **state) {
+    api_fixture *f = *state;
+    static const char *const STREAMS[] = {"false", "true"};
+    for (size_t i = 0; i < 2; i++) {
+        char body[256];
+        snprintf(body, sizeof(body),
+                 "{" PROMPT ",\"stream\":%s,\"sampling_params\":{\"max_new_tokens\":3,"
+                 "\"stop\":[\"BC\",\"Z\"]}}",
+                 STREAMS[i]);
+        assert_true(api_fixture_ask(f, API_GENERATE, body));
+        api_fixture_text(f, "A");
+        api_fixture_text(f, "B");
+        api_fixture_text(f, "C");
+        api_fixture_length(f);
+        const char *reply = i == 0 ? api_fixture_body(f) : api_fixture_last_event(f, 0);
+        assert_string_equal(reply, "{\"text\":\"ABC\",\"output_ids\":[65,66,67]," META_HEAD(
+                                       "{\"type\":\"length\",\"length\":3}") META_TAIL("3") "}");
+    }
+}
+
 static void test_no_tokens(void **state) {
     api_fixture *f = *state;
     static const char *const BODIES[] = {
@@ -364,6 +385,7 @@ int main(void) {
         CASE(test_stop_tokens),
         CASE(test_special_tokens),
         CASE(test_length_wins_over_stop),
+        CASE(test_length_wins_over_stop_strings),
         CASE(test_no_tokens),
         CASE(test_cumulative_stream),
         CASE(test_incremental_stream),

@@ -48,6 +48,7 @@ typedef struct api_model {
     bool is_known; /* false until the first workers told what they serve */
     uint32_t vocab_size;
     uint32_t context_tokens; /* already bounded by context_max */
+    uint32_t room_tokens;    /* for prompt and reply at the largest decode, <= context_tokens */
     uint32_t eos_count;
     int32_t eos_ids[PROTO_STOP_IDS_MAX]; /* the worker's card and the tokenizer's, united */
 } api_model;

@@ -313,7 +313,10 @@ void api_sampling_fit_context(const api_model *model, const api_sampling *sampli
         return;
     }
     if (sampling->is_open_ended) {
-        request->generation.max_new_tokens = context - prompt;
+        /* A prompt that leaves no room at all is the dispatch's to refuse, by the workers' sizes.
+         */
+        const uint32_t limit = prompt < model->room_tokens ? model->room_tokens : context;
+        request->generation.max_new_tokens = limit - prompt;
         return;
     }
     uint64_t total = (uint64_t)prompt + sampling->max_new_tokens;

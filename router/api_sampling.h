@@ -40,7 +40,7 @@ extern const char *const SAMPLING_CHAT_NAMES[SAMPLING_FIELD_COUNT];
 
 /* What the fields say before the prompt's length is known. */
 typedef struct api_sampling {
-    bool is_open_ended; /* until the context is full */
+    bool is_open_ended; /* until the context, or the largest decode worker, is full */
     uint32_t max_new_tokens;
     int64_t top_k; /* as given: -1 = all; 1 when greedy */
 } api_sampling;

@@ -22,6 +22,9 @@ static void fill_model(const control *c, const dispatch_view *view, api_model *m
     model->context_tokens = view->context_tokens;
     if (settings->context_max > 0 && settings->context_max < model->context_tokens)
         model->context_tokens = settings->context_max;
+    model->room_tokens = model->context_tokens;
+    if (view->sequence_tokens_max > 0 && view->sequence_tokens_max < model->room_tokens)
+        model->room_tokens = (uint32_t)view->sequence_tokens_max;
     for (uint32_t i = 0; i < view->eos_count; i++) {
         add_eos(model, view->eos_ids[i]);
     }

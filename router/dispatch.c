@@ -256,6 +256,17 @@ void dispatch_grant(dispatch *d, uint64_t id, uint64_t bytes, uint64_t now_us) {
 
 /* ---- views ----------------------------------------------------------------------------------- */
 
+static uint64_t find_sequence_tokens_max(const dispatch *d) {
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
+        const worker *w = d->workers[i];
+        if (w == NULL || !w->is_joined || w->hello.role != PROTO_ROLE_DECODE) continue;
+        const uint64_t tokens = (uint64_t)w->ready.pages_total * w->ready.page_tokens;
+        if (tokens > most) most = tokens;
+    }
+    return most;
+}
+
 void dispatch_look(const dispatch *d, dispatch_view *out) {
     *out = (dispatch_view){
         .is_ready = d->ready_pairs > 0,
@@ -268,6 +279,7 @@ void dispatch_look(const dispatch *d, dispatch_view *out) {
         .late_total = d->late_total,
         .protocol_errors_total = d->protocol_errors_total,
         .worker_count = d->worker_count,
+        .sequence_tokens_max = find_sequence_tokens_max(d),
     };
     const worker *founder = dispatch_hello_founder(d);
     if (founder == NULL) return;

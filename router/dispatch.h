@@ -135,6 +135,7 @@ typedef struct dispatch_view {
     cluster_record record; /* with what the workers founded */
     char model_name[128];
     uint32_t vocab_size, context_tokens;
+    uint64_t sequence_tokens_max; /* that the largest joined decode holds of one; 0: none joined */
     uint32_t eos_count;
     int32_t eos_ids[8];
     uint32_t requests_queued, requests_running;

@@ -221,6 +221,27 @@ def killed_decode_is_survived_shm():
 
 
 @case
+def pools_smaller_than_the_context_serve_what_fits():
+    # 8 pages of 32 tokens on both sides; the model's context is longer.
+    with Cluster(tiny_model(), shared=["--kv-pages", "8"]) as cluster:
+        def ask(prompt, tokens):
+            return cluster.generate(input_ids=[5] * prompt,
+                                    sampling_params={"max_new_tokens": tokens, "ignore_eos": True})
+        equal(ask(200, 56).json["meta_info"]["completion_tokens"], 56)
+        reply = ask(200, 57)
+        equal(reply.status, 400)
+        check("8" in reply.json["error"]["message"], reply.body)
+        equal(ask(256, 0).status, 200)
+        equal(ask(257, 0).status, 400)
+        equal(ask(10, None).json["meta_info"]["completion_tokens"], 246, "no limit: what the pool has")
+        chat = cluster.request("POST", "/v1/chat/completions",
+                               {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True})
+        equal(chat.json["usage"]["total_tokens"], 256, "a chat without max_tokens")
+        replies = in_threads([lambda i=i: ask(10 + 3 * i, 40) for i in range(48)])
+        equal([r.status for r in replies], [200] * 48, "they wait for pages")
+
+
+@case
 def workers_find_a_restarted_router():
     with Cluster(tiny_model(), on_death="restart") as cluster:
         workers = cluster.pids("prefill") + cluster.pids("decode")

@@ -86,6 +86,7 @@ int api_fixture_set_up(void **state) {
     f->model = (api_model){.is_known = true,
                            .vocab_size = API_FIXTURE_VOCAB,
                            .context_tokens = API_FIXTURE_CONTEXT,
+                           .room_tokens = API_FIXTURE_CONTEXT,
                            .eos_count = 1,
                            .eos_ids = {API_FIXTURE_EOS}};
     budget_init(&f->limits.memory, 1 << 20);

@@ -263,6 +263,27 @@ static void test_limits(void **state) {
     api_fixture_length(f);
 }
 
+/* Who asks for no length gets what the context and the largest decode worker have room for. */
+static void test_open_ended_length(void **state) {
+    static const struct {
+        const char *body;
+        uint32_t room, expected;
+    } CASES[] = {
+        {"{\"input_ids\":[1,2],\"sampling_params\":{\"max_new_tokens\":null}}", 200, 198},
+        {"{\"input_ids\":[1,2],\"sampling_params\":{\"max_new_tokens\":null}}", 64, 62},
+        {"{\"input_ids\":[1,2],\"sampling_params\":{\"max_new_tokens\":null}}", 3, 1},
+        {"{\"input_ids\":[1,2],\"sampling_params\":{\"max_new_tokens\":null}}", 2, 198},
+        {"{\"input_ids\":[1,2],\"sampling_params\":{\"max_new_tokens\":100}}", 64, 100},
+    };
+    api_fixture *f = *state;
+    for (size_t i = 0; i < BT_ARRAY_COUNT(CASES); i++) {
+        f->model.room_tokens = CASES[i].room;
+        assert_true(api_fixture_ask(f, API_GENERATE, CASES[i].body));
+        assert_int_equal(f->call.request.generation.max_new_tokens, CASES[i].expected);
+        api_fixture_length(f);
+    }
+}
+
 static void test_context(void **state) {
     static const int COUNTS[] = {API_FIXTURE_CONTEXT - 1, API_FIXTURE_CONTEXT,
                                  5 * API_FIXTURE_CONTEXT};
@@ -381,9 +402,13 @@ static void test_no_workers_yet(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        CASE(test_generate),         CASE(test_chat),
-        CASE(test_limits),           CASE(test_context),
-        CASE(test_odd_but_accepted), CASE(test_generation_parameters),
+        CASE(test_generate),
+        CASE(test_chat),
+        CASE(test_limits),
+        CASE(test_open_ended_length),
+        CASE(test_context),
+        CASE(test_odd_but_accepted),
+        CASE(test_generation_parameters),
         CASE(test_no_workers_yet),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

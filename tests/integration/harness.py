@@ -136,6 +136,7 @@ class Cluster:
     is at rest (nothing allocated), stops it, and checks that no process is left."""
 
     def __init__(self, model, prefill=1, decode=1, options=(), shared=(), ucx_tls=None, on_death=None):
+        self.worker_count = prefill + decode
         self.folder = tempfile.TemporaryDirectory(prefix="baton-test.")
         command = [str(ROOT / "deploy" / "cluster"), "--model", str(model), "--prefill", str(prefill),
                    "--decode", str(decode), "--http", "127.0.0.1:0", "--control", "127.0.0.1:0",

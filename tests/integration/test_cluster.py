@@ -180,6 +180,23 @@ def a_killed_cluster_script_leaves_no_process():
     wait_until(lambda: not any(is_alive(p) for p in pids), "children die with the script")
 
 
+@case
+def two_workers_that_die_together_are_both_restarted():
+    with Cluster(tiny_model(), prefill=2, on_death="restart") as cluster:
+        before = cluster.pids("prefill")
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: all_ready(cluster, *before), "both are new, and ready")
+        equal(cluster.generate(input_ids=[1, 2], sampling_params=SHORT).status, 200)
+
+
+def all_ready(cluster, *dead):
+    """Every process of the script is a ready worker of the router, and the dead are not among them."""
+    pids = sorted(cluster.pids("prefill") + cluster.pids("decode"))
+    ready = sorted(w["pid"] for w in cluster.workers() if w["is_ready"])
+    return len(pids) == cluster.worker_count and pids == ready and not set(dead) & set(pids)
+
+
 def survives(program, tls):
     with Cluster(tiny_model(), prefill=2, decode=2, on_death="restart", ucx_tls=tls) as cluster:
         want = {"input_ids": list(range(1, 60)), "return_sampling_mask": True,
@@ -196,7 +213,7 @@ def survives(program, tls):
                 if reply.status == 200:
                     equal(reply.json["output_ids"], expected, "a retried answer")
             check(all(is_alive(p) for p in workers), "a surviving worker was harmed")
-            wait_until(lambda: len([w for w in cluster.workers() if w["is_ready"]]) == 4, "restarted")
+            wait_until(lambda: all_ready(cluster, victim), "restarted")
             equal(cluster.generate(**want).json["output_ids"], expected, "after the restart")
 
 

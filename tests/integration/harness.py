@@ -160,8 +160,8 @@ class Cluster:
             self.process.wait()
             raise AssertionError(f"no ready line: {line!r}\n{self.logs()}")
         self.address = line.strip().removeprefix("ready http://")
-        self.host, port = self.address.rsplit(":", 1)
-        self.port = int(port)
+        host, port = self.address.rsplit(":", 1)
+        self.host, self.port = host.strip("[]"), int(port)
         self.url = f"http://{self.address}"
 
     def _read_ready(self, seconds=120):

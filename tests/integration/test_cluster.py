@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 
-from harness import (BIN, Cluster, case, check, descriptors, equal, in_threads, is_alive, resident_kib,
+from harness import (BIN, Cluster, Skip, case, check, descriptors, equal, in_threads, is_alive, resident_kib,
                      run_cases, tiny_model, wait_until)
 
 LONG = {"max_new_tokens": 400, "ignore_eos": True, "top_k": 8, "sampling_seed": 3}
@@ -235,6 +235,21 @@ def killed_decode_is_survived_tcp():
 @case
 def killed_decode_is_survived_shm():
     survives("decode", "shm")
+
+
+@case
+def names_and_ipv6_are_addresses():
+    with Cluster(tiny_model(), options=["--http", "localhost:0"]) as cluster:
+        check(cluster.address.startswith("localhost:"), cluster.address)
+        equal(cluster.generate(input_ids=[1, 2], sampling_params=SHORT).status, 200)
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        raise Skip(f"no IPv6 on this machine: {error}")
+    with Cluster(tiny_model(), options=["--http", "[::1]:0", "--control", "[::1]:0"]) as cluster:
+        check(cluster.address.startswith("[::1]:"), cluster.address)
+        equal(cluster.generate(input_ids=[1, 2], sampling_params=SHORT).status, 200)
 
 
 @case

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/json_internal.h"
 
 /* What the grammar allows next. */
 typedef enum expectation {
@@ -40,8 +41,8 @@ static bool is_digit(char c) {
 
 /* ---- strings --------------------------------------------------------------------------------- */
 
-/* Bytes of the well-formed UTF-8 sequence at text [available], 0 when it is not one. */
-static size_t utf8_bytes(const unsigned char *text, size_t available) {
+size_t json_utf8_bytes(const char *from, size_t available) {
+    const unsigned char *text = (const unsigned char *)from;
     unsigned char lead = text[0];
     unsigned char low = 0x80;
     unsigned char high = 0xbf;
@@ -125,7 +126,7 @@ static bt_status check_string(checker *c) {
             continue;
         }
         if (byte < 0x20) return refuse(c, "a control character in a string");
-        size_t bytes = utf8_bytes((const unsigned char *)c->at, (size_t)(c->end - c->at));
+        size_t bytes = json_utf8_bytes(c->at, (size_t)(c->end - c->at));
         if (bytes == 0) return refuse(c, "bytes that are not UTF-8");
         c->at += bytes;
     }

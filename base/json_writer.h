@@ -30,9 +30,11 @@ void bt_text_add_format(bt_text *text, const char *format, ...) BT_PRINTF(2, 3);
 char *bt_text_reserve(bt_text *text, size_t count);
 
 /* A JSON string, quotes included, as compact as the clients' own encoders write it: only the quote,
- * the backslash and control characters are escaped. bytes [count] must be UTF-8. */
+ * the backslash and control characters are escaped. Bytes that are not UTF-8 (names from the
+ * command line, sentences that were cut) become U+FFFD, so that the JSON stays JSON. */
 void bt_json_add_string(bt_text *text, const char *bytes, size_t count);
-/* The same without the quotes, so that a long string can be written in portions. */
+/* The same without the quotes, so that a long string can be written in portions; bytes [count] must
+ * be a part of UTF-8. */
 void bt_json_add_escaped(bt_text *text, const char *bytes, size_t count);
 void bt_json_add_int(bt_text *text, int64_t value);
 /* Shortest text that reads back as the same double; a NaN or an infinity is null. */

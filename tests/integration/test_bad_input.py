@@ -54,6 +54,20 @@ def malformed_json():
 
 
 @settled
+def errors_that_quote_the_client_are_utf8():
+    # The quotation is cut at some byte; every alignment of every length of a character is tried.
+    for character in ("é", "日", "😀"):
+        for padding in ("", "a", "aa", "aaa"):
+            text = padding + character * 100
+            for body in ({"text": "a", "sampling_params": {text: 1}}, {"input_ids": [text]},
+                         {"text": "a", "sampling_params": {"stop": [text, 3]}},
+                         {"text": "a", "sampling_params": {"stop_token_ids": [text]}}):
+                reply = cluster.request("POST", "/generate", json.dumps(body, ensure_ascii=False).encode())
+                equal(reply.status, 400)
+                json.loads(reply.body.decode("utf-8", "strict"))
+
+
+@settled
 def wrong_types_and_shapes():
     for fields in ({}, {"text": 5}, {"input_ids": "x"}, {"input_ids": [1, "2"]}, {"input_ids": [True]},
                    {"input_ids": [1.5]}, {"text": "a", "input_ids": [1]}, {"text": None},

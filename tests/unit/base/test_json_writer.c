@@ -24,6 +24,27 @@ static void test_strings(void **state) {
     bt_text_fini(&text);
 }
 
+static void test_bytes_that_are_not_utf8(void **state) {
+    (void)state;
+    static const struct {
+        const char *bytes, *json;
+    } CASES[] = {
+        {"a\xc3", "\"a\xef\xbf\xbd\""}, /* cut */
+        {"\xc3'", "\"\xef\xbf\xbd'\""}, /* cut, and a sentence goes on */
+        {"\xe6\x97", "\"\xef\xbf\xbd\xef\xbf\xbd\""},
+        {"\x80\"\xff", "\"\xef\xbf\xbd\\\"\xef\xbf\xbd\""},
+        {"\xed\xa0\x80", "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\""}, /* a surrogate */
+        {"\xe6\x97\xa5", "\"\xe6\x97\xa5\""},
+    };
+    for (size_t i = 0; i < BT_ARRAY_COUNT(CASES); i++) {
+        bt_text text;
+        bt_text_init(&text, 1000);
+        bt_json_add_string(&text, CASES[i].bytes, strlen(CASES[i].bytes));
+        assert_string_equal(text.bytes, CASES[i].json);
+        bt_text_fini(&text);
+    }
+}
+
 static void test_numbers(void **state) {
     (void)state;
     bt_text text;
@@ -64,6 +85,7 @@ static void test_limits(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_bytes_that_are_not_utf8),
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_limits),
     };

@@ -49,3 +49,35 @@ void bt_log_write(bt_log_level level, const char *component, const char *format,
     line[used++] = '\n';
     if (write(STDERR_FILENO, line, used) < 0) return; /* Nothing sensible can be done about it. */
 }
+
+bt_log_level bt_log_level_of(bt_status status) {
+    switch (status) {
+    case BT_OK:
+    case BT_ERR_REQUEST_CANCELLED:
+    case BT_ERR_REQUEST_INVALID:
+    case BT_ERR_REQUEST_OVERFLOW:
+    case BT_ERR_REQUEST_TOO_LARGE:
+    case BT_ERR_REQUEST_UNSUPPORTED: return BT_LOG_DEBUG;
+    case BT_ERR_REQUEST_DEADLINE:
+    case BT_ERR_REQUEST_FULL:
+    case BT_ERR_REQUEST_NO_WORKER:
+    case BT_ERR_REQUEST_CAPTURE:
+    case BT_ERR_REQUEST_UNKNOWN:
+    case BT_ERR_REQUEST_DUPLICATE:
+    case BT_ERR_REQUEST_CORRUPT:
+    case BT_ERR_REQUEST_STALE:
+    case BT_ERR_PEER_GONE:
+    case BT_ERR_PEER_REFUSED:
+    case BT_ERR_PEER_TIMEOUT:
+    case BT_ERR_PEER_PROTOCOL:
+    case BT_ERR_WORKER_MEMORY:
+    case BT_ERR_WORKER_IO:
+    case BT_ERR_WORKER_INTERNAL:
+    case BT_ERR_CALLER_ARGUMENT:
+    case BT_ERR_CALLER_CONFIG:
+    case BT_ERR_CALLER_FILE:
+    case BT_ERR_CALLER_UNSUPPORTED:
+    case BT_ERR_CALLER_LIMIT: break;
+    }
+    return BT_LOG_WARN;
+}

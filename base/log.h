@@ -22,6 +22,9 @@ void bt_log_set_level(bt_log_level level);
 /* Parses "error", "warn", "info", "debug" or "trace". */
 BT_MUST_CHECK bt_status bt_log_parse_level(const char *name, bt_log_level *level_out);
 bool bt_log_is_enabled(bt_log_level level);
+/* Of the failure of one request: debug for what its client did (it left, it asked for what cannot
+ * be), warn for everything else. */
+bt_log_level bt_log_level_of(bt_status status);
 void bt_log_write(bt_log_level level, const char *component, const char *format, ...)
     BT_PRINTF(3, 4);
 

@@ -230,8 +230,9 @@ static void on_failed(void *context, proto_attempt id, bt_status status, const c
     decode_core *core = context;
     decode_attempt *a = find_in(core, id, DECODE_RESERVED);
     if (a == NULL) return;
-    bt_log_warn("decode", "attempt " DECODE_ID_FORMAT ": the handoff failed: %s: %s",
-                DECODE_ID_ARGS(id), bt_status_string(status), text);
+    bt_log(bt_log_level_of(status), "decode",
+           "attempt " DECODE_ID_FORMAT ": the handoff failed: %s: %s", DECODE_ID_ARGS(id),
+           bt_status_string(status), text);
     decode_abandon(core, a, status, text);
     kv_pool_quarantine(core->options.pages, decode_owner(a), a->pages, a->page_count);
     decode_set_state(core, a, DECODE_QUARANTINE, 0, "handoff failed");

@@ -174,7 +174,8 @@ void decode_finish_error(decode_core *core, decode_attempt *a, bt_status status,
     va_start(args, format);
     (void)vsnprintf(a->text, sizeof a->text, format, args);
     va_end(args);
-    bt_log_warn("decode", "attempt " DECODE_ID_FORMAT ": %s", DECODE_ID_ARGS(a->id), a->text);
+    bt_log(bt_log_level_of(status), "decode", "attempt " DECODE_ID_FORMAT ": %s",
+           DECODE_ID_ARGS(a->id), a->text);
     a->status = status;
     decode_finish(core, a, PROTO_FINISH_ERROR, 0);
 }

@@ -164,6 +164,7 @@ static const bt_option_table option_table = {
 typedef struct program {
     settings settings;
     bt_options *options;
+    proto_address router;
     model *model;
     kv_page_layout kv;
     kv_pool *pages;
@@ -261,12 +262,21 @@ static void hex_of(const uint8_t *bytes, size_t count, char *out) {
     out[2 * count] = '\0';
 }
 
-static bt_status load_model(program *p, bt_error *error) {
+/* What no model is needed for, before minutes go by with loading one. */
+static bt_status check_settings(program *p, bt_error *error) {
     const settings *s = &p->settings;
+    bt_error why = {0};
     if (s->page_tokens != 16 && s->page_tokens != 32 && s->page_tokens != 64) {
         return bt_fail(error, BT_ERR_CALLER_CONFIG, "--page-tokens is 16, 32 or 64, not %" PRIu32,
                        s->page_tokens);
     }
+    const bt_status status = proto_address_parse(s->router, &p->router, &why);
+    if (status == BT_OK) return BT_OK;
+    return bt_fail(error, status, "--router: %.300s", why.text);
+}
+
+static bt_status load_model(program *p, bt_error *error) {
+    const settings *s = &p->settings;
     bt_log_info("decode", "loading %s", s->model);
     const bt_status status = model_load(s->model, NULL, NULL, &p->model, error);
     if (status != BT_OK) return status;
@@ -402,15 +412,12 @@ static bt_status create_core(program *p, bt_error *error) {
 }
 
 static bt_status create_loop(program *p, bt_error *error) {
-    proto_address router;
-    bt_status status = proto_address_parse(p->settings.router, &router, error);
-    if (status != BT_OK) return status;
     const worker_link_events events = {.on_open = on_open,
                                        .on_message = on_message,
                                        .on_closed = on_closed,
                                        .on_drained = on_drained,
                                        .context = p};
-    status = bt_loop_create(&p->loop);
+    bt_status status = bt_loop_create(&p->loop);
     if (status == BT_OK) status = bt_loop_handle_stop_signals(p->loop, NULL, NULL);
     if (status == BT_OK) {
         status = bt_loop_watch(p->loop, p->mover->ops->get_event_fd(p->mover), on_mover, p,
@@ -422,7 +429,7 @@ static bt_status create_loop(program *p, bt_error *error) {
     }
     if (status == BT_OK) status = bt_loop_every(p->loop, TICK_US, on_tick, p, &p->tick_source);
     if (status == BT_OK) {
-        status = worker_link_create(bt_loop_get_base(p->loop), &router, &events, &p->link);
+        status = worker_link_create(bt_loop_get_base(p->loop), &p->router, &events, &p->link);
     }
     if (status == BT_OK) return BT_OK;
     return bt_fail(error, status, "the event loop cannot be set up: %s", bt_status_string(status));
@@ -430,7 +437,8 @@ static bt_status create_loop(program *p, bt_error *error) {
 
 /* Nothing touches the network before the model is there. */
 static bt_status start(program *p, bt_error *error) {
-    bt_status status = load_model(p, error);
+    bt_status status = check_settings(p, error);
+    if (status == BT_OK) status = load_model(p, error);
     if (status == BT_OK) status = create_pages(p, error);
     if (status == BT_OK) status = create_compute(p, error);
     if (status == BT_OK) status = create_mover(p, error);

@@ -82,6 +82,19 @@ static bt_status check_devices(const char *devices, const xfer_ucx_options *opti
                    devices);
 }
 
+/* UCX takes what it cannot read as no range at all. */
+static bt_status check_ports(const char *range, bt_error *error) {
+    unsigned first = 0, last = 0;
+    int used = 0;
+    if (range[0] == '\0') return BT_OK;
+    const bool is_read = strspn(range, "0123456789-") == strlen(range) && strlen(range) <= 11 &&
+                         sscanf(range, "%u-%u%n", &first, &last, &used) == 2 && range[used] == '\0';
+    if (is_read && first >= 1 && first <= last && last <= UINT16_MAX) return BT_OK;
+    return bt_fail(error, BT_ERR_CALLER_CONFIG,
+                   "the port range '%.80s' is not FIRST-LAST, two ports from 1 to %d", range,
+                   UINT16_MAX);
+}
+
 static bt_status apply(ucp_config_t *config, const xfer_ucx_options *options, const setting *s,
                        bt_error *error) {
     const char *users = getenv(variable_of(s->name).name);
@@ -165,6 +178,7 @@ static bt_status fill_settings(const xfer_ucx_options *options, setting *setting
     (void)snprintf(settings[SETTING_KEEPALIVE].value, VALUE_BYTES, "%ums", keepalive_ms);
     bt_status status = set_value(&settings[SETTING_TLS], expand_tls(options->tls), error);
     if (status == BT_OK) status = set_value(&settings[SETTING_DEVICES], devices, error);
+    if (status == BT_OK) status = check_ports(ports, error);
     if (status == BT_OK) status = set_value(&settings[SETTING_PORTS], ports, error);
     return status;
 }

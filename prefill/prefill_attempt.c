@@ -121,8 +121,8 @@ void prefill_fail(prefill_core *core, prefill_attempt *a, bt_status status, cons
     va_start(args, format);
     (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    bt_log_warn("prefill", "attempt " PREFILL_ID_FORMAT ": %s: %s", PREFILL_ID_ARGS(a->id),
-                bt_status_string(status), text);
+    bt_log(bt_log_level_of(status), "prefill", "attempt " PREFILL_ID_FORMAT ": %s: %s",
+           PREFILL_ID_ARGS(a->id), bt_status_string(status), text);
     prefill_send_done(core, a->id, status, a->cached_tokens, 0, text);
     prefill_end(core, a, "failed");
 }

@@ -102,7 +102,8 @@ void prefill_send_row(prefill_core *core, prefill_attempt *a, const sampler_row 
         prefill_set_state(core, a, PREFILL_SENDING, "computed");
         return;
     }
-    bt_log_warn("prefill", "attempt " PREFILL_ID_FORMAT ": %s", PREFILL_ID_ARGS(a->id), text);
+    bt_log(bt_log_level_of(status), "prefill", "attempt " PREFILL_ID_FORMAT ": %s",
+           PREFILL_ID_ARGS(a->id), text);
     prefill_end(core, a, "failed");
 }
 

@@ -142,8 +142,12 @@ static void settings_that_cannot_be_are_refused(void **state) {
     assert_refused(&(xfer_ucx_options){.tls = "nonsense"}, BT_ERR_WORKER_IO, "does not start");
     assert_refused(&(xfer_ucx_options){.net_devices = "nonsense"}, BT_ERR_WORKER_IO,
                    "does not start");
-    assert_refused(&(xfer_ucx_options){.port_range = "nonsense"}, BT_ERR_WORKER_IO,
-                   "does not start");
+    static const char *const ranges[] = {
+        "nonsense",    "5",       "5-",   "-5",   "5-1",   "0-5",
+        "70000-70001", "1-65536", "1-2x", "1--2", "1-2-3", "4294967297-4294967298"};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(ranges); i++)
+        assert_refused(&(xfer_ucx_options){.port_range = ranges[i]}, BT_ERR_CALLER_CONFIG,
+                       "port range");
     assert_int_equal(setenv("UCX_NET_DEVICES", "all", 1), 0);
     assert_refused(&(xfer_ucx_options){.net_devices = "lo"}, BT_ERR_CALLER_CONFIG, "every network");
     assert_int_equal(unsetenv("UCX_NET_DEVICES"), 0);

@@ -230,6 +230,20 @@ def bad_model_files_are_refused_in_one_sentence():
 
 
 @case
+def worker_options_are_checked_before_the_model_is_loaded():
+    for program in ("prefill", "decode"):
+        for arguments, needle in ((["--router", "nohost"], "--router"), (["--router", "a:99999"], "--router"),
+                                  (["--page-tokens", "17"], "--page-tokens")):
+            done = run_worker(program, "--model", "/none/such", *arguments)
+            equal(done.returncode, 2, done.stderr)
+            check(needle in done.stderr and "/none/such" not in done.stderr, done.stderr)
+        done = run_worker(program, "--model", tiny_model(), "--router", "127.0.0.1:1",
+                          "--ucx-port-range", "70000-70001")
+        equal(done.returncode, 2, done.stderr)
+        check("70000-70001" in done.stderr.splitlines()[-1], done.stderr)
+
+
+@case
 def a_port_in_use_is_one_sentence():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -106,6 +106,22 @@ def the_routers_cap_governs():
         equal([len(r) for r in full.json["meta_info"]["output_token_sampling_mask"]], [16] * 4)
 
 
+@case
+def what_a_client_did_is_no_warning():
+    with Cluster(tiny_model(), options=["--router-options", "--sampling-mask-max-tokens 3"]) as cluster:
+        for stream in (False, True):  # everything ties at this temperature
+            reply = cluster.generate(input_ids=[1, 2], return_sampling_mask=True, stream=stream,
+                                     sampling_params={"top_k": 2, "temperature": 1e9, **SHORT})
+            equal(reply.status, 400)
+            check("exceeds --sampling-mask-max-tokens=3" in reply.json["error"]["message"], reply.body)
+        for _ in range(3):
+            open_stream(cluster).close()
+        cluster.wait_at_rest()
+        for name in ("router", "prefill0", "decode0"):
+            text = pathlib.Path(cluster.folder.name, f"{name}.log").read_text()
+            check(" warn " not in text and " error " not in text, text)
+
+
 def open_stream(cluster, params=LONG, **fields):
     """A raw socket that has read the first event of a stream."""
     body = json.dumps({"input_ids": [1, 2, 3], "stream": True, "sampling_params": params, **fields}).encode()

@@ -9,7 +9,12 @@
 #include "base/mem.h"
 #include "router/front_internal.h"
 
-enum { SOCKETS_PER_THREAD = 4096, SCRATCH_BYTES_MAX = 64 << 20 };
+enum {
+    SOCKETS_PER_THREAD = 4096,
+    SCRATCH_BYTES_MAX = 64 << 20,
+    STOP_TICK_US = 10 * 1000,
+    STOP_TICKS_MAX = 100, /* a second for the last words of all connections */
+};
 
 double front_wall_seconds(void *context) {
     (void)context;
@@ -18,9 +23,42 @@ double front_wall_seconds(void *context) {
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
+/* Before the rings that are watched are destroyed. */
+static void free_sources(front_thread *thread) {
+    bt_loop_source **const sources[] = {&thread->sockets_source, &thread->control_source,
+                                        &thread->stop_source, &thread->stop_tick};
+    for (uint32_t i = 0; thread->watches != NULL && i < thread->front->options.intake_threads;
+         i++) {
+        bt_loop_source_free(thread->watches[i].source);
+        thread->watches[i].source = NULL;
+    }
+    for (size_t i = 0; i < BT_ARRAY_COUNT(sources); i++) {
+        bt_loop_source_free(*sources[i]);
+        *sources[i] = NULL;
+    }
+}
+
+static void on_stop_tick(void *context) {
+    front_thread *thread = context;
+    thread->stop_ticks++;
+    if (http_server_is_flushed(thread->server) || thread->stop_ticks >= STOP_TICKS_MAX)
+        bt_loop_stop(thread->loop);
+}
+
+/* Nothing is taken in any more, every client is told, and what they are told is written. */
 static void on_stop(void *context) {
     front_thread *thread = context;
-    bt_loop_stop(thread->loop);
+    front *f = thread->front;
+    thread->is_stopping = true;
+    free_sources(thread);
+    if (thread->index == 0) {
+        proto_listener_close(f->listener);
+        f->listener = NULL;
+    }
+    front_calls_end(thread);
+    bt_status status =
+        bt_loop_every(thread->loop, STOP_TICK_US, on_stop_tick, thread, &thread->stop_tick);
+    if (status != BT_OK) bt_loop_stop(thread->loop);
 }
 
 static void on_sockets(void *context) {
@@ -131,21 +169,6 @@ bt_status front_start(front *f) {
         thread->is_running = true;
     }
     return BT_OK;
-}
-
-/* Before the rings that are watched are destroyed. */
-static void free_sources(front_thread *thread) {
-    for (uint32_t i = 0; thread->watches != NULL && i < thread->front->options.intake_threads;
-         i++) {
-        bt_loop_source_free(thread->watches[i].source);
-        thread->watches[i].source = NULL;
-    }
-    bt_loop_source_free(thread->sockets_source);
-    bt_loop_source_free(thread->control_source);
-    bt_loop_source_free(thread->stop_source);
-    thread->sockets_source = NULL;
-    thread->control_source = NULL;
-    thread->stop_source = NULL;
 }
 
 void front_stop(front *f) {

@@ -42,6 +42,11 @@ static size_t room(void *context) {
     return http_exchange_room(call->exchange);
 }
 
+static api_output output_of(front_call *call) {
+    return (api_output){
+        .begin = begin, .add = add, .end = end, .cut = cut, .room = room, .context = call};
+}
+
 static void cancel(void *context) {
     front_call *call = context;
     control_cancel(call->thread->front->options.control, &call->flow);
@@ -98,6 +103,7 @@ static void log_end(const front_call *call) {
 /* Frees the call once nobody needs it: at once, or through the control thread that may still have
  * commands of it in its ring. */
 static void release_if_over(front_call *call) {
+    if (call->thread->is_stopping) return; /* front_calls_free does */
     if (call->exchange != NULL || !call->call.has_ended) return;
     control *c = call->thread->front->options.control;
     if (bt_log_is_enabled(BT_LOG_DEBUG)) log_end(call);
@@ -108,6 +114,29 @@ static void release_if_over(front_call *call) {
 static void drop(front_call *call) {
     free_parts(call);
     bt_free(call);
+}
+
+static const char STOPPING[] = "the router is stopping";
+
+/* Before its first token a request gets a 503, in the middle of a stream an event that says so. */
+static void end_call(front_call *call) {
+    if (!call->has_call) {
+        api_output output = output_of(call);
+        api_failure failure = {.http_status = 503, .shape = API_ERROR_OPENAI};
+        memcpy(failure.text, STOPPING, sizeof(STOPPING));
+        api_answer_failure(&output, &failure);
+    } else if (!call->call.has_ended) {
+        dispatch_end end = {
+            .status = BT_ERR_REQUEST_NO_WORKER, .finish = PROTO_FINISH_ERROR, .http_status = 503};
+        memcpy(end.text, STOPPING, sizeof(STOPPING));
+        api_call_on_end(&call->call, &end);
+    }
+}
+
+void front_calls_end(front_thread *thread) {
+    for (front_call *call = thread->calls; call != NULL; call = call->next) {
+        if (call->exchange != NULL) end_call(call);
+    }
 }
 
 void front_calls_free(front_thread *thread) {
@@ -135,11 +164,6 @@ static void on_gone(void *context) {
     release_if_over(call);
 }
 
-static api_output output_of(front_call *call) {
-    return (api_output){
-        .begin = begin, .add = add, .end = end, .cut = cut, .room = room, .context = call};
-}
-
 static void refuse(http_exchange *exchange, api_kind kind, int status, const char *text) {
     bt_text body;
     api_error_shape shape = kind == API_GENERATE ? API_ERROR_GENERATE : API_ERROR_OPENAI;
@@ -154,10 +178,12 @@ void front_generate(front_thread *thread, http_exchange *exchange, api_kind kind
                     size_t body_bytes) {
     const front_options *options = &thread->front->options;
     front_call *call = NULL;
-    if (thread->call_count < options->flows_per_thread_max) call = bt_calloc(1, sizeof(*call));
+    const bool has_room = thread->call_count < options->flows_per_thread_max;
+    if (has_room && !thread->is_stopping) call = bt_calloc(1, sizeof(*call));
     if (call == NULL) {
         http_server_body_free(options->http.body_budget, body, body_bytes);
-        refuse(exchange, kind, 503, "too many requests are being served");
+        refuse(exchange, kind, 503,
+               thread->is_stopping ? STOPPING : "too many requests are being served");
         return;
     }
     call->thread = thread;

@@ -32,11 +32,13 @@ struct front_thread {
     bt_loop *loop;
     http_server *server;
     bt_ring *sockets; /* accepted by thread 0 */
-    bt_loop_source *sockets_source, *control_source, *stop_source;
+    bt_loop_source *sockets_source, *control_source, *stop_source, *stop_tick;
     struct front_intake_watch *watches; /* [intake_threads] */
     int stop_fd;
     pthread_t id;
     bool is_running;
+    bool is_stopping; /* requests are refused; calls are kept until all threads have ended */
+    uint32_t stop_ticks;
     front_call *calls;
     uint32_t call_count;
     bt_text scratch;
@@ -68,6 +70,8 @@ void front_generate(front_thread *thread, http_exchange *exchange, api_kind kind
 /* What the intake and the control thread give back. */
 void front_on_intake(void *context);
 void front_on_control(void *context);
+/* Answers every call that it is over; nothing more comes from intake and control. */
+void front_calls_end(front_thread *thread);
 /* Frees every call; nothing else refers to them any more. */
 void front_calls_free(front_thread *thread);
 

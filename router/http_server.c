@@ -314,3 +314,10 @@ void http_server_destroy(http_server *server) {
 uint32_t http_server_connection_count(const http_server *server) {
     return server->connection_count;
 }
+
+bool http_server_is_flushed(const http_server *server) {
+    for (const http_exchange *at = server->connections; at != NULL; at = at->next) {
+        if (evbuffer_get_length(bufferevent_get_output(at->bev)) > 0) return false;
+    }
+    return true;
+}

@@ -49,6 +49,8 @@ void http_server_destroy(http_server *server);
 /* Takes a connected, non-blocking socket. */
 void http_server_adopt(http_server *server, int fd);
 uint32_t http_server_connection_count(const http_server *server);
+/* true when nothing waits to be written. */
+bool http_server_is_flushed(const http_server *server);
 /* Gives a body back to the budget. May be called on any thread. */
 void http_server_body_free(budget *body_budget, char *body, size_t body_bytes);
 

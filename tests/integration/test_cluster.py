@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 
 from harness import (BIN, Cluster, Skip, case, check, descriptors, equal, in_threads, is_alive, resident_kib,
                      run_cases, tiny_model, wait_until)
@@ -185,6 +186,39 @@ def a_killed_worker_stops_the_cluster_by_default():
         text = cluster.log_path.read_text()
         check(program in text and "SIGKILL" in text, f"the log does not say who and why: {text!r}")
         wait_until(lambda: not any(is_alive(p) for p in pids), "no process is left")
+
+
+@case
+def clients_are_told_that_the_router_stops():
+    with Cluster(tiny_model(), on_death="restart") as cluster:
+        replies = []
+
+        def ask(stream):
+            try:
+                replies.append(cluster.generate(input_ids=[1, 2], stream=stream, sampling_params={
+                    **LONG, "max_new_tokens": 2000}))
+            except OSError:
+                return
+        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False) * 3]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: cluster.get("/server_info").json["requests_running"] == 6, "all run")
+        os.kill(cluster.pids("router")[0], signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        equal(len(replies), 6, "a connection was cut without a word")
+        for reply in replies:
+            if reply.status == 503 or reply.headers["Content-Type"] == "application/json":
+                continue  # not begun, or done in time
+            reason = reply.events[-1]["meta_info"]["finish_reason"]
+            check(reason["type"] == "length" or reason["message"] == "the router is stopping", reason)
+
+        def is_back():
+            try:
+                return cluster.get("/health").status == 200
+            except OSError:
+                return False
+        wait_until(is_back, "the router serves again")
 
 
 @case

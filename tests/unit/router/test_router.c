@@ -491,12 +491,18 @@ static void test_stopping_with_open_requests(void **state) {
     join_workers(f);
     int hanging = dial(f);
     put_post(hanging, "/generate", "{\"text\":\"a\",\"sampling_params\":{\"sampling_seed\":1000}}");
+    int stream = dial(f);
+    put_post(stream, "/generate",
+             "{\"text\":\"a\",\"stream\":true,\"sampling_params\":{\"sampling_seed\":1000}}");
     int streaming = dial(f);
     put_post(streaming, "/generate",
              "{\"text\":\"a\",\"stream\":true,\"sampling_params\":{\"max_new_tokens\":1000000}}");
-    wait_for(has_open, f, 2);
+    wait_for(has_open, f, 3);
     free(take(streaming, "data: "));
     tear_down(state);
+    expect(take(hanging, NULL), "HTTP/1.1 503 ", "the router is stopping");
+    expect(take(stream, NULL), "HTTP/1.1 503 ", "the router is stopping");
+    close(stream);
     close(hanging);
     close(streaming);
     set_up(state);

@@ -151,6 +151,7 @@ static void add_worker(bt_text *out, const dispatch_worker_view *worker) {
     add_number(out, "pages_free", worker->pages_free);
     add_number(out, "pages_total", worker->pages_total);
     add_number(out, "rows_free", worker->rows_free);
+    add_number(out, "heartbeats", worker->heartbeats);
     bt_text_add_format(out, "\"rows_total\":%u}", worker->rows_total);
 }
 

@@ -312,7 +312,10 @@ static void look_at(const worker *w, dispatch_worker_view *out) {
         .queued_tokens = saturate(w->queued_tokens_left + w->queued_tokens_foreign),
         .pages_total = w->ready.pages_total,
         .pages_free = used < w->ready.pages_total ? w->ready.pages_total - (uint32_t)used : 0,
+        .rows_total = w->ready.rows_total,
+        .rows_free = w->rows_free,
         .sequences_running = w->sequences_running,
+        .heartbeats = w->heartbeats,
     };
     memcpy(out->host, w->hello.host, sizeof out->host);
 }

@@ -128,6 +128,7 @@ typedef struct dispatch_worker_view {
     bool is_ready;
     uint32_t attempts, queued_tokens, sequences_running; /* as of the worker's last ping or pong */
     uint32_t pages_free, pages_total, rows_free, rows_total;
+    uint64_t heartbeats; /* answered; what is not counted here is as of the last one */
 } dispatch_worker_view;
 
 typedef struct dispatch_view {

@@ -62,8 +62,10 @@ struct worker {
     uint64_t queued_tokens_left;    /* the same, less what its last PONG said is computed */
     uint64_t queued_tokens_foreign; /* of other routers, from its last PONG */
     uint64_t pages_used;            /* decode: reserved by attempts of this router */
-    uint64_t pages_foreign;         /* other routers', or in quarantine, from its last PONG */
-    uint32_t sequences_running;
+    uint64_t pages_foreign;         /* other routers', or in quarantine, from its last PONG; of a
+                                     * prefill all that are used */
+    uint32_t sequences_running, rows_free;
+    uint64_t heartbeats; /* PONGs so far */
     /* decode: requests of that many pages and more are known not to fit, until then or CAPACITY */
     uint32_t full_need;
     uint64_t full_until_us;

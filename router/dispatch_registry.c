@@ -213,6 +213,7 @@ void dispatch_registry_on_ready(dispatch *d, worker *w, const proto_ready *ready
     }
     w->has_ready = true;
     w->ready = *ready;
+    w->rows_free = ready->rows_total;
     w->ready_us = d->now_us;
     dispatch_registry_join(d, w);
 }
@@ -280,16 +281,17 @@ void dispatch_registry_on_pong(dispatch *d, worker *w, const proto_ping *pong) {
     }
     w->is_ping_out = false;
     w->last_pong_us = d->now_us;
+    w->heartbeats++;
     w->sequences_running = pong->sequences_running;
     if (!w->is_joined) return;
+    w->rows_free = pong->rows_free < w->ready.rows_total ? pong->rows_free : w->ready.rows_total;
+    const uint64_t known = w->pages_used + pong->pages_free;
+    w->pages_foreign = known < w->ready.pages_total ? w->ready.pages_total - known : 0;
     if (w->hello.role == PROTO_ROLE_PREFILL) {
         const uint64_t queued = pong->queued_tokens + tokens_unseen_since(w, w->ping_sent_us);
         const bool is_ours = queued <= w->queued_tokens;
         w->queued_tokens_left = is_ours ? queued : w->queued_tokens;
         w->queued_tokens_foreign = is_ours ? 0 : queued - w->queued_tokens;
-    } else {
-        const uint64_t known = w->pages_used + pong->pages_free;
-        w->pages_foreign = known < w->ready.pages_total ? w->ready.pages_total - known : 0;
     }
     d->is_queue_dirty = true;
 }

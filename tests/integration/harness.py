@@ -224,6 +224,11 @@ class Cluster:
                    for w in info["workers"])
 
     def wait_at_rest(self, seconds=20):
+        """Also by the workers' own counts: the router knows them from their heartbeats, and the
+        second one from now was surely asked for after now."""
+        now = {w["id"]: w["heartbeats"] for w in self.workers()}
+        wait_until(lambda: all(w["heartbeats"] >= now.get(w["id"], 0) + 2 for w in self.workers()),
+                   "two heartbeats of every worker", seconds)
         wait_until(self.is_at_rest, "every page, slot and request released", seconds)
 
     def stop(self):

@@ -164,7 +164,7 @@ void fake_ready(fake_network *n, fake_worker *w, uint32_t pages) {
     memcpy(ready.ready.address, "addr", 4);
     ready.ready.pages_total = pages;
     ready.ready.page_tokens = FAKE_PAGE_TOKENS;
-    ready.ready.rows_total = 8;
+    ready.ready.rows_total = FAKE_ROWS;
     ready.ready.sequences_max = w->role == PROTO_ROLE_DECODE ? 32 : 0;
     ready.ready.step_tokens = w->role == PROTO_ROLE_PREFILL ? FAKE_STEP_TOKENS : 0;
     fake_say(n, w->control, &ready);
@@ -224,6 +224,7 @@ static void answer_pings(fake_network *n, const fake_worker *w) {
         pong.kind = PROTO_PONG;
         pong.ping.sequence = ping.ping.sequence;
         pong.ping.pages_free = FAKE_PAGES - w->pages_used;
+        pong.ping.rows_free = FAKE_ROWS - w->rows_used;
         pong.ping.queued_tokens = w->queued_tokens;
         fake_say(n, w->control, &pong);
     }

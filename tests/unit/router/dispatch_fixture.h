@@ -11,6 +11,7 @@ enum {
     FAKE_PAGE_TOKENS = 16,
     FAKE_STEP_TOKENS = 128,
     FAKE_PAGES = 100,
+    FAKE_ROWS = 64,
     FAKE_VOCAB = 1000,
     FAKE_ENDS_MAX = 4096,
     FAKE_SENT_MAX = 8192,
@@ -50,7 +51,7 @@ typedef struct fake_worker {
     dispatch_link control, streams;
     uint32_t id;
     proto_welcome welcome;
-    uint32_t queued_tokens, pages_used; /* what its PONGs say */
+    uint32_t queued_tokens, pages_used, rows_used; /* what its PONGs say */
 } fake_worker;
 
 /* Options of the tests: small times, cap FAKE_CAP. */

@@ -83,6 +83,30 @@ static void prefill_is_given_less_than_two_steps(void **state) {
     assert_int_equal(queued(), 0);
 }
 
+/* What a worker holds without the router's doing shows: a leak of either side can be seen. */
+static void a_pong_tells_what_is_held(void **state) {
+    (void)state;
+    fake_worker *const workers[] = {&prefills[0], &decodes[0]};
+    dispatch_worker_view views[2];
+    build(1, 1, FAKE_PAGES);
+    assert_int_equal(dispatch_look_workers(n->d, views, 2), 2);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(views[i].pages_free, FAKE_PAGES);
+        assert_int_equal(views[i].rows_free, FAKE_ROWS);
+        assert_int_equal(views[i].rows_total, FAKE_ROWS);
+    }
+    const uint64_t before = views[0].heartbeats;
+    prefills[0].pages_used = decodes[0].pages_used = 7;
+    prefills[0].rows_used = decodes[0].rows_used = 2;
+    fake_live(n, 200, workers, 2);
+    (void)dispatch_look_workers(n->d, views, 2);
+    assert_true(views[0].heartbeats > before);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(views[i].pages_free, FAKE_PAGES - 7);
+        assert_int_equal(views[i].rows_free, FAKE_ROWS - 2);
+    }
+}
+
 static void a_pong_tells_what_is_computed(void **state) {
     (void)state;
     fake_worker *const workers[] = {&prefills[0], &decodes[0]};
@@ -378,6 +402,7 @@ static void only_ready_pairs_are_used(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(prefill_is_given_less_than_two_steps),
+        TEST(a_pong_tells_what_is_held),
         TEST(a_pong_tells_what_is_computed),
         TEST(load_of_others_counts_too),
         TEST(work_goes_to_the_least_loaded),

@@ -7,6 +7,7 @@
 #include "base/assert.h"
 #include "proto/row_stream.h"
 #include "router/api_format.h"
+#include "router/http_status.h"
 
 enum {
     PORTION = 64 * 1024,     /* of JSON made at once */
@@ -96,7 +97,7 @@ static void fail(api_call *call, bt_status status) {
                  (unsigned long long)call->options.limits->spill.bytes_max);
         set_abort(call, 503, text);
     } else {
-        set_abort(call, api_error_http_status(status), bt_status_string(status));
+        set_abort(call, http_status_of(status), bt_status_string(status));
     }
     cancel(call);
 }

@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "router/api_request_internal.h"
+#include "router/http_status.h"
 
 enum { MESSAGES_MAX = 4096, ROLE_BYTES_MAX = 32 };
 
@@ -207,8 +208,7 @@ static bool encode_messages(api_reader *reader, message_list *list) {
                               &reader->request->prompt, &error);
     if (status == BT_OK) return true;
     if (status == BT_ERR_CALLER_LIMIT || error.text[0] == 0) return api_prompt_fail(reader, status);
-    return api_fail(reader->failure, api_error_http_status(status), API_ERROR_OPENAI, "%s",
-                    error.text);
+    return api_fail(reader->failure, http_status_of(status), API_ERROR_OPENAI, "%s", error.text);
 }
 
 static bool read_messages(api_reader *reader, const bt_json *value) {

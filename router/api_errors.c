@@ -62,35 +62,3 @@ void api_error_write(bt_text *out, api_error_shape shape, int http_status, const
     }
     add_both(out, api_error_type(http_status), http_status, NULL, message);
 }
-
-int api_error_http_status(bt_status status) {
-    switch (status) {
-    case BT_OK: return 200;
-    case BT_ERR_REQUEST_INVALID:
-    case BT_ERR_REQUEST_OVERFLOW:
-    case BT_ERR_REQUEST_TOO_LARGE:
-    case BT_ERR_REQUEST_DUPLICATE:
-    case BT_ERR_REQUEST_UNSUPPORTED:
-    case BT_ERR_CALLER_ARGUMENT:
-    case BT_ERR_CALLER_LIMIT:
-    case BT_ERR_CALLER_UNSUPPORTED: return 400;
-    case BT_ERR_REQUEST_FULL:
-    case BT_ERR_REQUEST_NO_WORKER:
-    case BT_ERR_REQUEST_DEADLINE:
-    case BT_ERR_PEER_GONE:
-    case BT_ERR_PEER_TIMEOUT:
-    case BT_ERR_WORKER_MEMORY: return 503;
-    case BT_ERR_REQUEST_CAPTURE:
-    case BT_ERR_REQUEST_CANCELLED:
-    case BT_ERR_REQUEST_UNKNOWN:
-    case BT_ERR_REQUEST_CORRUPT:
-    case BT_ERR_REQUEST_STALE:
-    case BT_ERR_PEER_PROTOCOL:
-    case BT_ERR_PEER_REFUSED:
-    case BT_ERR_WORKER_IO:
-    case BT_ERR_WORKER_INTERNAL:
-    case BT_ERR_CALLER_CONFIG:
-    case BT_ERR_CALLER_FILE: return 500;
-    }
-    return 500;
-}

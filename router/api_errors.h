@@ -20,7 +20,5 @@ void api_error_write(bt_text *out, api_error_shape shape, int http_status, const
 void api_error_write_code(bt_text *out, int http_status, const char *code, const char *message);
 /* "BadRequestError", "InternalServerError", ... */
 const char *api_error_type(int http_status);
-/* The HTTP status of a request that failed with `status`. */
-int api_error_http_status(bt_status status);
 
 #endif

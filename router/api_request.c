@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "router/api_request_internal.h"
+#include "router/http_status.h"
 #include "router/random_id.h"
 
 enum { WHOLE_COUNT_BYTES = 1 << 20 /* longer texts are not tokenized only to tell their length */ };
@@ -31,7 +32,7 @@ static bool fail_too_long(const api_reader *reader, uint64_t tokens, bool is_mor
 bool api_prompt_fail(const api_reader *reader, bt_status status) {
     if (status == BT_ERR_CALLER_LIMIT)
         return fail_too_long(reader, reader->model->context_tokens, true);
-    return api_fail(reader->failure, api_error_http_status(status), API_ERROR_GENERATE,
+    return api_fail(reader->failure, http_status_of(status), API_ERROR_GENERATE,
                     "the prompt cannot be tokenized: %s", bt_status_string(status));
 }
 

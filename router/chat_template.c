@@ -213,7 +213,7 @@ static bt_status check(const chat_template *chat, const chat_message *messages, 
     if (chat->style == CHAT_STYLE_NONE)
         return bt_fail(error, BT_ERR_REQUEST_UNSUPPORTED,
                        "chat is not supported with this model: %s; send a rendered prompt to "
-                       "/generate or /v1/completions instead",
+                       "/generate instead",
                        chat->reason);
     if (count == 0)
         return bt_fail(error, BT_ERR_REQUEST_INVALID, "messages must hold at least one message");

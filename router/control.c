@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "router/api_errors.h"
 #include "router/control_internal.h"
+#include "router/http_status.h"
 
 enum {
     COMMANDS_PER_FLOW = 4, /* submit, cancel, one grant at a time, release */
@@ -145,7 +146,7 @@ static void on_end(void *context, uint64_t request, const dispatch_end *end) {
     remove_rid(c, flow);
     if (flow->is_doomed) {
         remove_doomed(c, flow);
-        flow->end.http_status = api_error_http_status(flow->end.status);
+        flow->end.http_status = http_status_of(flow->end.status);
     } else {
         flow->end = *end;
     }
@@ -163,7 +164,7 @@ static void on_ready_changed(void *context, bool is_ready) {
 static void refuse_flow(control *c, control_flow *flow, bt_status status, const char *text) {
     memset(&flow->end, 0, sizeof(flow->end));
     flow->end.status = status;
-    flow->end.http_status = api_error_http_status(status);
+    flow->end.http_status = http_status_of(status);
     snprintf(flow->end.text, sizeof(flow->end.text), "%s", text);
     end_flow(c, flow);
 }

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "router/dispatch_internal.h"
+#include "router/http_status.h"
 
 request *dispatch_attempt_find(dispatch *d, proto_attempt attempt) {
     request *r = attempt.router_incarnation == d->options.incarnation
@@ -216,7 +217,7 @@ void dispatch_attempt_fail(dispatch *d, request *r, bt_status status, const char
     const bool is_over = r->rows_handed > 0 || r->tries >= d->options.attempts_max ||
                          d->now_us >= r->deadline_us || !is_worth_a_retry(status);
     if (is_over) {
-        dispatch_request_end_with(d, r, status, "%s", kept);
+        dispatch_request_end_with(d, r, http_status_blame(status), "%s", kept);
         return;
     }
     bt_log_debug("dispatch", "request %llu is tried again: %s", (unsigned long long)r->id, kept);

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "router/dispatch_internal.h"
+#include "router/http_status.h"
 
 static const char *const state_names[REQUEST_STATES] = {"queued", "reserving", "running",
                                                         "streaming", "ended"};
@@ -99,38 +100,6 @@ bt_status dispatch_request_submit(dispatch *d, const dispatch_request *from, bt_
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
-
-static int http_status_of(bt_status status) {
-    switch (status) {
-    case BT_OK: return 200;
-    case BT_ERR_REQUEST_INVALID:
-    case BT_ERR_REQUEST_OVERFLOW:
-    case BT_ERR_REQUEST_TOO_LARGE:
-    case BT_ERR_REQUEST_UNSUPPORTED: return 400;
-    case BT_ERR_REQUEST_CANCELLED:
-    case BT_ERR_REQUEST_DEADLINE:
-    case BT_ERR_REQUEST_FULL:
-    case BT_ERR_REQUEST_NO_WORKER:
-    case BT_ERR_PEER_GONE:
-    case BT_ERR_PEER_REFUSED:
-    case BT_ERR_PEER_TIMEOUT: return 503;
-    case BT_ERR_REQUEST_CAPTURE:
-    case BT_ERR_REQUEST_UNKNOWN:
-    case BT_ERR_REQUEST_DUPLICATE:
-    case BT_ERR_REQUEST_CORRUPT:
-    case BT_ERR_REQUEST_STALE:
-    case BT_ERR_PEER_PROTOCOL:
-    case BT_ERR_WORKER_MEMORY:
-    case BT_ERR_WORKER_IO:
-    case BT_ERR_WORKER_INTERNAL:
-    case BT_ERR_CALLER_ARGUMENT:
-    case BT_ERR_CALLER_CONFIG:
-    case BT_ERR_CALLER_FILE:
-    case BT_ERR_CALLER_UNSUPPORTED:
-    case BT_ERR_CALLER_LIMIT: return 500;
-    }
-    return 500;
-}
 
 /* Clients tell these errors apart by their words, which therefore never change. */
 static const char capture_text[] =

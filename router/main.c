@@ -29,6 +29,7 @@ enum {
 typedef struct values {
     const char *http, *control, *model, *served_model_name, *log_level, *port_file, *spill_path;
     uint32_t mask_max_tokens, kv_checksum, http_threads, tokenizer_threads, requests_max;
+    uint32_t heartbeat_ms, dead_after_ms;
     uint32_t connections_max, request_timeout_s, context_length, stream_interval;
     uint64_t reply_memory, reply_spill_bytes, body_bytes_max, body_memory;
     bool is_incremental;
@@ -49,7 +50,8 @@ static const bt_option OPTIONS[] = {
     {"sampling-mask-max-tokens", BT_OPTION_U32, "4096", .min = 1, .max = 1 << 20,
      .help = "most ids in one sampling mask; workers take it from here", AT(mask_max_tokens)},
     {"kv-checksum", BT_OPTION_ENUM, "full", .choices = CHECKSUMS,
-     .help = "which KV chunks carry a checksum; workers take it from here", AT(kv_checksum)},
+     .help = "how much of each KV chunk its checksum covers; workers take it from here",
+     AT(kv_checksum)},
     {"context-length", BT_OPTION_U32, "0", .max = 1 << 30, .value_name = "TOKENS",
      .help = "longest prompt and reply together; 0 = what the model says", AT(context_length)},
     {"http-threads", BT_OPTION_U32, "1", .min = 1, .max = 64,
@@ -59,6 +61,10 @@ static const bt_option OPTIONS[] = {
     {"requests-max", BT_OPTION_U32, "4096", .min = 1, .max = 100000,
      .help = "requests to generate at once, waiting ones included; beyond them 503",
      AT(requests_max)},
+    {"heartbeat-ms", BT_OPTION_U32, "500", .min = 20, .max = 60000, .value_name = "MS",
+     .help = "time between two heartbeats of a worker", AT(heartbeat_ms)},
+    {"dead-after-ms", BT_OPTION_U32, "5000", .min = 100, .max = 600000, .value_name = "MS",
+     .help = "a worker that answers no heartbeat for so long is taken for dead", AT(dead_after_ms)},
     {"connections-max", BT_OPTION_U32, "16384", .min = 1, .max = 1000000,
      .help = "client connections at once", AT(connections_max)},
     {"request-timeout", BT_OPTION_U32, "1800", .min = 1, .max = 604800, .value_name = "SECONDS",
@@ -158,6 +164,8 @@ static bt_status fill_dispatch(const program *p, dispatch_options *out, bt_error
     record->kv_checksum = v->kv_checksum + 1;
     record->row_format = ROW_FORMAT_VERSION;
     record->protocol_minor = PROTO_VERSION_MINOR;
+    out->heartbeat_ms = v->heartbeat_ms;
+    out->dead_after_ms = v->dead_after_ms;
     out->requests_max = v->requests_max;
     out->request_timeout_ms = v->request_timeout_s * 1000;
     out->vocab_min = tokenizer_vocab_count(p->tokenizer);

@@ -144,7 +144,7 @@ class Cluster:
         if on_death:
             command += ["--on-death", on_death]
         command += list(options)
-        shared = list(shared)
+        shared = [*shared, "--heartbeat-ms", "100"]
         if ucx_tls:
             shared += ["--ucx-tls", ucx_tls]
         if shared:

@@ -345,21 +345,40 @@ static void failures_of_the_cluster_are_tried_three_times(void **state) {
     assert_at_rest();
 }
 
+static void a_worker_that_gives_up_is_not_a_client_that_left(void **state) {
+    (void)state;
+    static const bt_status statuses[] = {BT_ERR_REQUEST_CANCELLED, BT_ERR_REQUEST_DUPLICATE};
+    static const bt_status told[] = {BT_ERR_PEER_GONE, BT_ERR_REQUEST_CORRUPT};
+    static const int http[] = {503, 500};
+    for (uint64_t i = 0; i < 2; i++) {
+        fake_submit(n, i + 1, 40, 8);
+        for (int tries = 0; tries < 3; tries++)
+            fake_done(n, &prefill, fake_run(n, &prefill, &decode), statuses[i]);
+        assert_int_equal(fake_end_of(n, i + 1, true)->status, told[i]);
+        assert_int_equal(fake_end_of(n, i + 1, true)->http_status, http[i]);
+        fake_forget(n);
+    }
+    assert_at_rest();
+}
+
 static void the_clients_mistakes_are_not_retried(void **state) {
     (void)state;
     static const bt_status statuses[] = {BT_ERR_REQUEST_INVALID, BT_ERR_REQUEST_UNSUPPORTED,
                                          BT_ERR_CALLER_ARGUMENT};
+    /* A worker's own mistake is never the client's. */
+    static const bt_status told[] = {BT_ERR_REQUEST_INVALID, BT_ERR_REQUEST_UNSUPPORTED,
+                                     BT_ERR_WORKER_INTERNAL};
     static const int http[] = {400, 400, 500};
     for (uint64_t i = 0; i < 3; i++) {
         fake_submit(n, i + 1, 40, 8);
         fake_done(n, &prefill, fake_run(n, &prefill, &decode), statuses[i]);
-        assert_int_equal(fake_end_of(n, i + 1, true)->status, statuses[i]);
+        assert_int_equal(fake_end_of(n, i + 1, true)->status, told[i]);
         assert_int_equal(fake_end_of(n, i + 1, true)->http_status, http[i]);
         fake_forget(n);
         fake_submit(n, i + 11, 40, 8);
         const proto_message reserve = fake_expect(n, decode.control, PROTO_RESERVE);
         fake_reserve_reply(n, &decode, reserve.reserve.attempt, statuses[i]);
-        assert_int_equal(fake_end_of(n, i + 11, true)->status, statuses[i]);
+        assert_int_equal(fake_end_of(n, i + 11, true)->status, told[i]);
     }
     assert_at_rest();
 }
@@ -639,6 +658,7 @@ int main(void) {
         TEST(a_dead_decode_ends_a_stream_honestly),
         TEST(a_dead_prefill_does_not_touch_streams),
         TEST(failures_of_the_cluster_are_tried_three_times),
+        TEST(a_worker_that_gives_up_is_not_a_client_that_left),
         TEST(the_clients_mistakes_are_not_retried),
         TEST(a_failed_pair_is_avoided),
         TEST(a_full_prefill_is_asked_again_a_little_later),

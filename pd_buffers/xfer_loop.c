@@ -383,14 +383,6 @@ void xfer_loop_drop(xfer_loop_network *network, uint32_t index) {
     sweep(network);
 }
 
-void xfer_loop_corrupt_header(xfer_loop_network *network, uint32_t index, size_t offset,
-                              uint8_t bits) {
-    const found_event event = find_event(network, index);
-    BT_ASSERT(event.kind == XFER_LOOP_DELIVER);
-    BT_ASSERT(offset < event.message->header_bytes);
-    event.message->header[offset] ^= bits;
-}
-
 bool xfer_loop_corrupt_payload(xfer_loop_network *network, uint32_t index, size_t offset,
                                uint8_t bits) {
     const found_event event = find_event(network, index);

@@ -71,9 +71,6 @@ void xfer_loop_step(xfer_loop_network *network, uint32_t index);
 /* Only for a DELIVER or COPY: the message is lost, and with it the connection: PEER_FAILED becomes
  * possible on both sides. */
 void xfer_loop_drop(xfer_loop_network *network, uint32_t index);
-/* Only for a DELIVER: flips bits of the header on its way, at `offset` of the user's header. */
-void xfer_loop_corrupt_header(xfer_loop_network *network, uint32_t index, size_t offset,
-                              uint8_t bits);
 /* Only for a COPY or RECEIVED of a message with payload: flips bits of the receiver's copy of what
  * has arrived so far (offset below that), after it was written. false: not there yet. */
 bool xfer_loop_corrupt_payload(xfer_loop_network *network, uint32_t index, size_t offset,

@@ -39,10 +39,6 @@ void api_call_fini(api_call *call) {
     api_request_fini(&call->request);
 }
 
-bool api_call_is_answered(const api_call *call) {
-    return call->state == API_CALL_ANSWERED;
-}
-
 /* ---- endings --------------------------------------------------------------------------------- */
 
 static void cancel(api_call *call) {

@@ -120,7 +120,6 @@ void api_call_on_end(api_call *call, const dispatch_end *end);
 void api_call_on_room(api_call *call);
 /* The client left: the output is gone. */
 void api_call_on_gone(api_call *call);
-bool api_call_is_answered(const api_call *call);
 
 /* An error answer of a request that never became a call. */
 void api_answer_failure(const api_output *output, const api_failure *failure);

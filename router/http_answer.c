@@ -52,10 +52,6 @@ void http_exchange_own(http_exchange *exchange, const http_owner *owner) {
     exchange->owner = *owner;
 }
 
-const char *http_exchange_request_id(const http_exchange *exchange) {
-    return exchange->request_id;
-}
-
 size_t http_exchange_room(const http_exchange *exchange) {
     size_t queued = evbuffer_get_length(bufferevent_get_output(exchange->bev));
     return queued < HTTP_OUTPUT_HIGH ? HTTP_OUTPUT_HIGH - queued : 0;

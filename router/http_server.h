@@ -83,7 +83,5 @@ void http_exchange_cut(http_exchange *exchange);
 void http_exchange_reply(http_exchange *exchange, const http_head *head, const char *body);
 /* How many bytes may be added now; 0 until the client read some of what is queued. */
 size_t http_exchange_room(const http_exchange *exchange);
-/* The client's x-request-id, or one made here; echoed in the answer. */
-const char *http_exchange_request_id(const http_exchange *exchange);
 
 #endif

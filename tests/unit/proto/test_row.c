@@ -140,6 +140,65 @@ static void layout_is_the_documented_one(void **state) {
     assert_int_equal(bt_load_le16(f.slot + 144), ROW_SECTION_SELECTED_LOGPROB);
 }
 
+/* CRC32C bit by bit, from its definition (reflected polynomial 0x82f63b78). */
+static uint32_t crc_by_definition(uint32_t crc, const uint8_t *bytes, size_t count) {
+    crc = ~crc;
+    for (size_t i = 0; i < count; i++) {
+        crc ^= bytes[i];
+        for (int bit = 0; bit < 8; bit++)
+            crc = (crc >> 1) ^ (0x82f63b78u & (0u - (crc & 1u)));
+    }
+    return ~crc;
+}
+
+/* Encoder and reader of one build always agree; a peer of another build only does when every field
+ * lies where row.h says, and when the CRC covers what it says, in that order. */
+static void every_byte_is_where_the_header_says(void **state) {
+    (void)state;
+    fixture f;
+    prepare(&f, ROW_MASK_SUPPORT, 2, true);
+    f.row.sample_index = 0x51;
+    f.row.status = 0x52;
+    f.row.cap_needed = 0x53;
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, sizeof f.slot, &f.total), BT_OK);
+    uint8_t wanted[ROW_HEADER_BYTES] = {'B', 'R', 'O', 'W', 1, 0, 128, 0};
+    bt_store_le32(wanted + 8, (uint32_t)f.total);
+    bt_store_le64(wanted + 16, 0x1122334455667788u);
+    bt_store_le64(wanted + 24, 42);
+    bt_store_le32(wanted + 32, 0x51);
+    bt_store_le32(wanted + 36, 7);
+    bt_store_le32(wanted + 40, 9);
+    bt_store_le32(wanted + 44, 31);
+    bt_store_le64(wanted + 48, 0xfeedfacecafebeefu);
+    bt_store_le32(wanted + 56, 0x52);
+    bt_store_le32(wanted + 60, 2);
+    bt_store_le32(wanted + 64, 0x53);
+    bt_store_le32(wanted + 68, 5);
+    bt_store_le32(wanted + 72, CHUNKS);
+    bt_store_le32(wanted + 76, 4);
+    bt_store_le64(wanted + 80, UINT64_C(1) << 33);
+    bt_store_le32(wanted + 88, 100);
+    bt_store_le32(wanted + 92, ROW_MASK_SUPPORT);
+    uint32_t crc = crc_by_definition(0, wanted, sizeof wanted);
+    for (uint32_t i = 0; i < CHUNKS; i++) {
+        uint8_t checksum[4];
+        bt_store_le32(checksum, f.checksums[i]);
+        crc = crc_by_definition(crc, checksum, sizeof checksum);
+    }
+    crc = crc_by_definition(crc, f.slot + ROW_HEADER_BYTES, f.total - ROW_HEADER_BYTES);
+    bt_store_le32(wanted + 12, crc);
+    assert_memory_equal(f.slot, wanted, sizeof wanted);
+    /* kinds 1 to 4, each with its bytes, padded to 8 */
+    static const uint16_t sections[][3] = {{128, 1, 8}, {144, 2, 8}, {160, 3, 4}, {176, 4, 4}};
+    for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) {
+        const uint8_t *section = f.slot + sections[i][0];
+        assert_int_equal(bt_load_le16(section), sections[i][1]);
+        assert_int_equal(bt_load_le16(section + 2), 0);
+        assert_int_equal(bt_load_le32(section + 4), sections[i][2]);
+    }
+    assert_int_equal(f.total, 192);
+}
+
 /* Each bit of each byte that travels, flipped alone, is found by the reader or by the proof. */
 static void every_flipped_bit_is_found(void **state) {
     (void)state;
@@ -271,6 +330,7 @@ int main(void) {
         cmocka_unit_test(every_shape_round_trips),
         cmocka_unit_test(floats_travel_as_bits),
         cmocka_unit_test(layout_is_the_documented_one),
+        cmocka_unit_test(every_byte_is_where_the_header_says),
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(chunk_checksums_are_part_of_the_proof),
         cmocka_unit_test(every_cut_length_is_refused),

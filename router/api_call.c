@@ -266,11 +266,13 @@ static bt_status take_row(api_call *call, const uint8_t *record, const token_row
     return generation_push(&call->generation, row->token);
 }
 
-void api_call_on_rows(api_call *call, const uint8_t *records, size_t bytes) {
+void api_call_on_rows(api_call *call, const uint8_t *records, size_t bytes,
+                      uint32_t cached_tokens) {
     bt_status status = BT_OK;
     size_t at = 0;
     if (call->state == API_CALL_ANSWERED) return;
     call->received_bytes += bytes;
+    call->cached_tokens = cached_tokens;
     while (at < bytes && status == BT_OK && call->finish.kind == API_FINISH_NONE) {
         token_row row;
         size_t used;

@@ -102,7 +102,7 @@ typedef struct api_call {
     bool stores_rows;
     bool is_last_event;                     /* the writer holds the last one */
     bool has_ended;                         /* nothing more comes from the backend */
-    uint32_t cached_tokens;                 /* known at the end */
+    uint32_t cached_tokens;                 /* known with the first rows */
     int64_t created_s;                      /* of chat objects */
     uint64_t received_bytes, granted_bytes; /* of the row stream */
     reply_range sent;  /* row_to, text_to, place: up to where finished events went */
@@ -114,7 +114,7 @@ void api_call_init(api_call *call, const api_call_options *options, api_request 
 void api_call_fini(api_call *call);
 
 /* Whole records of the row stream (proto/row_stream.h), aligned to 4. */
-void api_call_on_rows(api_call *call, const uint8_t *records, size_t bytes);
+void api_call_on_rows(api_call *call, const uint8_t *records, size_t bytes, uint32_t cached_tokens);
 void api_call_on_end(api_call *call, const dispatch_end *end);
 /* The output has room again. */
 void api_call_on_room(api_call *call);

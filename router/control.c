@@ -108,26 +108,25 @@ static void remove_doomed(control *c, const control_flow *flow) {
     *at = flow->next_doomed;
 }
 
-static void on_rows(void *context, uint64_t request, const uint8_t *records, size_t bytes,
-                    uint32_t row_count) {
-    (void)row_count;
+static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) {
     control *c = context;
     control_flow *flow = (control_flow *)(uintptr_t)request;
     if (flow->is_doomed) return;
-    if (!budget_take(&c->in_flight, bytes)) {
+    if (!budget_take(&c->in_flight, rows->bytes)) {
         doom(c, flow, BT_ERR_REQUEST_FULL, "the router cannot take in more rows now");
         return;
     }
-    control_batch *batch = bt_malloc(sizeof(*batch) + bytes);
+    control_batch *batch = bt_malloc(sizeof(*batch) + rows->bytes);
     if (batch == NULL) {
-        budget_give(&c->in_flight, bytes);
+        budget_give(&c->in_flight, rows->bytes);
         doom(c, flow, BT_ERR_WORKER_MEMORY, "the router is out of memory");
         return;
     }
     batch->flow = flow;
-    batch->bytes = bytes;
+    batch->bytes = rows->bytes;
+    batch->cached_tokens = rows->cached_tokens;
     batch->records = (uint8_t *)(batch + 1);
-    memcpy(batch->records, records, bytes);
+    memcpy(batch->records, rows->records, rows->bytes);
     hand_on(c, batch);
 }
 

@@ -25,7 +25,8 @@ typedef struct control_batch {
     struct control_batch *next; /* while the ring is full */
     control_flow *flow;
     size_t bytes;
-    uint8_t *records; /* whole records of the row stream, aligned to 8; behind the batch */
+    uint32_t cached_tokens; /* of the request */
+    uint8_t *records;       /* whole records of the row stream, aligned to 8; behind the batch */
 } control_batch;
 
 struct control_flow {

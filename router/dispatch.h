@@ -51,15 +51,22 @@ typedef struct dispatch_end {
     char text[PROTO_TEXT_MAX]; /* the sentence of an error */
 } dispatch_end;
 
+/* The next bytes of a request's row stream (row_stream.h), whole records only; borrowed. What else
+ * came with the metadata row is told with every batch, so that the first rows have it too. */
+typedef struct dispatch_rows {
+    const uint8_t *records;
+    size_t bytes;
+    uint32_t count;
+    uint32_t cached_tokens;
+} dispatch_rows;
+
 typedef struct dispatch_ops {
     /* Sends on one connection; takes message->payload. A failed send shows as dispatch_on_closed.
      */
     void (*send)(void *context, dispatch_link link, proto_message *message);
     /* Close after what is queued was written. dispatch_on_closed does not follow. */
     void (*close)(void *context, dispatch_link link);
-    /* The next bytes of the request's row stream (row_stream.h), whole records only; borrowed. */
-    void (*on_rows)(void *context, uint64_t request, const uint8_t *records, size_t bytes,
-                    uint32_t row_count);
+    void (*on_rows)(void *context, uint64_t request, const dispatch_rows *rows);
     void (*on_end)(void *context, uint64_t request, const dispatch_end *end);
     /* The cluster can serve (or no longer): at least one compatible pair is ready. */
     void (*on_ready_changed)(void *context, bool is_ready);

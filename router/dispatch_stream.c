@@ -85,7 +85,11 @@ static const char *take_rows(dispatch *d, request *r, const uint8_t *bytes, size
     bt_free(r->prompt); /* no retry from here on */
     r->prompt = NULL;
     d->is_calling = true;
-    d->ops.on_rows(d->ops.context, r->id, batch.records, batch.bytes, batch.count);
+    const dispatch_rows rows = {.records = batch.records,
+                                .bytes = batch.bytes,
+                                .count = batch.count,
+                                .cached_tokens = r->cached_tokens};
+    d->ops.on_rows(d->ops.context, r->id, &rows);
     d->is_calling = false;
     return NULL;
 }
@@ -121,6 +125,7 @@ void dispatch_stream_on_chunk(dispatch *d, worker *from, const proto_message *me
     const char *wrong = check_chunk(r, chunk, message->payload_bytes);
     if (wrong == NULL && message->payload_bytes > 0) {
         note_proven(d, r);
+        r->cached_tokens = chunk->cached_tokens;
         wrong = take_rows(d, r, message->payload, message->payload_bytes);
     }
     if (wrong != NULL) {

@@ -275,7 +275,7 @@ void front_on_control(void *context) {
             if (batch->bytes == 0) {
                 api_call_on_end(&call->call, &call->flow.end);
             } else {
-                api_call_on_rows(&call->call, batch->records, batch->bytes);
+                api_call_on_rows(&call->call, batch->records, batch->bytes, batch->cached_tokens);
                 control_batch_free(c, batch);
             }
             release_if_over(call);

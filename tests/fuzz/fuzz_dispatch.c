@@ -51,11 +51,12 @@ static void on_close(void *context, dispatch_link link) {
     h->links[i] = h->next_link++;
 }
 
-static void on_rows(void *context, uint64_t request, const uint8_t *records, size_t bytes,
-                    uint32_t row_count) {
+static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) {
+    const uint8_t *records = rows->records;
+    size_t bytes = rows->bytes;
     const history *h = context;
     BT_ASSERT(h->is_live[request - 1]);
-    for (uint32_t i = 0; i < row_count; i++) {
+    for (uint32_t i = 0; i < rows->count; i++) {
         token_row row;
         size_t used = 0;
         BT_ASSERT(row_record_decode(records, bytes, 8, &row, &used) == BT_OK);

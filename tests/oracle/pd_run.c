@@ -182,16 +182,16 @@ static void close_link(void *context, dispatch_link link) {
     if (l != NULL) proto_link_finish(l);
 }
 
-static void on_rows(void *context, uint64_t request, const uint8_t *records, size_t bytes,
-                    uint32_t row_count) {
+static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) {
     router *r = context;
     const oracle_case *c = &r->cases[request - 1];
     result *to = &r->results[request - 1];
     size_t at = 0;
-    for (uint32_t i = 0; i < row_count; i++) {
+    for (uint32_t i = 0; i < rows->count; i++) {
         token_row row;
         size_t used = 0;
-        if (row_record_decode(records + at, bytes - at, r->settings.cap, &row, &used) != BT_OK ||
+        if (row_record_decode(rows->records + at, rows->bytes - at, r->settings.cap, &row, &used) !=
+                BT_OK ||
             used == 0) {
             r->is_failed = true;
             return;
@@ -205,7 +205,7 @@ static void on_rows(void *context, uint64_t request, const uint8_t *records, siz
                                     .support_logprobs = row.support_logprobs};
         cases_print_row(to->out, c, to->rows++, &printed);
     }
-    if (at != bytes) r->is_failed = true;
+    if (at != rows->bytes) r->is_failed = true;
 }
 
 static void on_end(void *context, uint64_t request, const dispatch_end *end) {

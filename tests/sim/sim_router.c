@@ -18,9 +18,8 @@ static void on_close(void *context, dispatch_link link) {
     sim_link_close(context, link, SIM_AT_ROUTER);
 }
 
-static void on_rows(void *context, uint64_t request, const uint8_t *records, size_t bytes,
-                    uint32_t row_count) {
-    sim_client_on_rows(context, request, records, bytes, row_count);
+static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) {
+    sim_client_on_rows(context, request, rows->records, rows->bytes, rows->count);
 }
 
 static void on_end(void *context, uint64_t request, const dispatch_end *end) {

@@ -167,7 +167,7 @@ static void feed(api_fixture *f, const token_row *row) {
     size_t bytes = row_record_bytes(row->mask_mode, row->support_count);
     assert_true(bytes <= sizeof(record));
     row_record_encode(row, (uint8_t *)record);
-    api_call_on_rows(&f->call, (const uint8_t *)record, bytes);
+    api_call_on_rows(&f->call, (const uint8_t *)record, bytes, f->cached_tokens);
 }
 
 void api_fixture_row(api_fixture *f, int32_t token, float logprob) {
@@ -197,7 +197,9 @@ void api_fixture_text(api_fixture *f, const char *text) {
 }
 
 static void end(api_fixture *f, const dispatch_end *end) {
-    api_call_on_end(&f->call, end);
+    dispatch_end told = *end;
+    told.cached_tokens = f->cached_tokens;
+    api_call_on_end(&f->call, &told);
 }
 
 void api_fixture_length(api_fixture *f) {

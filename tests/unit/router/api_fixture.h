@@ -32,6 +32,7 @@ typedef struct api_fixture {
     /* What the backend was told. */
     unsigned cancel_count;
     uint64_t granted_bytes;
+    uint32_t cached_tokens; /* what rows and end say */
 } api_fixture;
 
 /* For cmocka: *state becomes an api_fixture. */

@@ -33,17 +33,17 @@ static void on_close(void *context, dispatch_link link) {
     n->closed[n->closed_count++] = link;
 }
 
-static void on_rows(void *context, uint64_t request, const uint8_t *records, size_t bytes,
-                    uint32_t row_count) {
+static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) {
     fake_network *n = context;
     assert_null(fake_end_of(n, request, false));
-    assert_int_equal((uintptr_t)records % 4, 0);
+    assert_int_equal((uintptr_t)rows->records % 4, 0);
     n->rows_request = request;
     n->rows_calls++;
-    n->rows_count += row_count;
-    assert_true(n->rows_bytes + bytes <= sizeof n->rows);
-    memcpy(n->rows + n->rows_bytes, records, bytes);
-    n->rows_bytes += bytes;
+    n->rows_count += rows->count;
+    n->rows_cached_tokens = rows->cached_tokens;
+    assert_true(n->rows_bytes + rows->bytes <= sizeof n->rows);
+    memcpy(n->rows + n->rows_bytes, rows->records, rows->bytes);
+    n->rows_bytes += rows->bytes;
 }
 
 static void on_end(void *context, uint64_t request, const dispatch_end *end) {
@@ -345,6 +345,7 @@ void fake_chunk(fake_network *n, const fake_worker *decode, proto_attempt attemp
     message.chunk.attempt = attempt;
     message.chunk.offset = offset;
     message.chunk.finish = finish;
+    message.chunk.cached_tokens = n->cached_tokens;
     message.chunk.matched_id = 2;
     message.chunk.rows_total = rows_total;
     assert_true(count <= sizeof payload);

@@ -39,7 +39,9 @@ typedef struct fake_network {
     uint32_t end_count;
     uint64_t rows_request; /* of the last on_rows */
     uint32_t rows_calls, rows_count;
-    uint8_t rows[1 << 20]; /* everything handed on, in order */
+    uint32_t rows_cached_tokens; /* of the last on_rows */
+    uint32_t cached_tokens;      /* what fake_chunk says */
+    uint8_t rows[1 << 20];       /* everything handed on, in order */
     size_t rows_bytes;
     uint32_t ready_changes;
     bool is_ready;

@@ -148,7 +148,7 @@ static void test_rows_behind_a_stop_are_dropped(void **state) {
         row_record_encode(&row, at);
         at += row_record_bytes(ROW_MASK_SELECTED, 2);
     }
-    api_call_on_rows(&f->call, (uint8_t *)records, (size_t)(at - (uint8_t *)records));
+    api_call_on_rows(&f->call, (uint8_t *)records, (size_t)(at - (uint8_t *)records), 0);
     assert_int_equal(f->cancel_count, 1);
     assert_int_equal(f->end_count, 1);
     json_t *reply = parse(api_fixture_last_event(f, 0));
@@ -166,6 +166,49 @@ static void test_rows_behind_a_stop_are_dropped(void **state) {
 #define OVERFLOW_TEXT                                                                              \
     "Sampling support exceeds --sampling-mask-max-tokens=64, commonly because of cutoff ties. "    \
     "Lower top_k to leave more headroom or increase the server limit."
+
+/* The status line waits for the first token, however often the output says that it has room. */
+static void test_room_before_the_first_row(void **state) {
+    static const api_kind kinds[] = {API_GENERATE, API_CHAT};
+    static const char *const bodies[] = {
+        "{\"input_ids\":[1],\"stream\":true}",
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"stream\":true}"};
+    api_fixture *f = *state;
+    for (int i = 0; i < 2; i++) {
+        assert_true(api_fixture_ask(f, kinds[i], bodies[i]));
+        api_call_on_room(&f->call);
+        assert_int_equal(f->begin_count, 0);
+        api_fixture_fail(f, BT_ERR_REQUEST_OVERFLOW, 400, "");
+        assert_int_equal(f->status, 400);
+        assert_string_equal(f->content_type, "application/json");
+    }
+}
+
+/* What only prefill knows is in every event from the first on, and in a reply that a stop string
+ * ends before the workers do. */
+static void test_cached_tokens(void **state) {
+    api_fixture *f = *state;
+    f->cached_tokens = 32;
+    for (int is_stream = 0; is_stream < 2; is_stream++) {
+        char body[128];
+        snprintf(body, sizeof(body),
+                 "{\"input_ids\":[1],\"stream\":%s,\"sampling_params\":{\"stop\":\"c\"}}",
+                 is_stream ? "true" : "false");
+        for (int stops = 0; stops < 2; stops++) {
+            assert_true(api_fixture_ask(f, API_GENERATE, body));
+            api_fixture_text(f, stops ? "abc" : "ab");
+            if (!stops) api_fixture_length(f);
+            for (unsigned back = 0; back < (is_stream ? 3u : 1u); back++) {
+                json_t *reply =
+                    parse(is_stream ? api_fixture_last_event(f, back) : api_fixture_body(f));
+                json_t *cached = json_object_get(meta_of(reply), "cached_tokens");
+                assert_int_equal(json_integer_value(cached), 32);
+                json_decref(reply);
+            }
+            if (stops) api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "cancelled");
+        }
+    }
+}
 
 /* Before any row, a stream's failure is an HTTP status too. */
 static void test_failures_before_the_first_row(void **state) {
@@ -260,7 +303,7 @@ static void test_broken_rows(void **state) {
     uint64_t record[64] = {0};
     const token_row row = {.token = 65};
     row_record_encode(&row, (uint8_t *)record);
-    api_call_on_rows(&f->call, (uint8_t *)record, ROW_RECORD_HEADER_BYTES - 4);
+    api_call_on_rows(&f->call, (uint8_t *)record, ROW_RECORD_HEADER_BYTES - 4, 0);
     assert_int_equal(f->status, 500);
     api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "");
     static int32_t ids[65];
@@ -498,6 +541,8 @@ int main(void) {
         CASE(test_text_is_held_back),
         CASE(test_special_token_as_stop_string),
         CASE(test_rows_behind_a_stop_are_dropped),
+        CASE(test_room_before_the_first_row),
+        CASE(test_cached_tokens),
         CASE(test_failures_before_the_first_row),
         CASE(test_failures_after_some_rows),
         CASE(test_aborts_keep_their_tokens),

@@ -97,6 +97,24 @@ static void a_request_goes_its_way(void **state) {
     assert_at_rest();
 }
 
+/* What only prefill knows comes with the metadata row: the first rows have it, and the end. */
+static void cached_tokens_come_with_the_rows(void **state) {
+    (void)state;
+    fake_submit(n, 1, 40, 8);
+    const proto_attempt attempt = fake_run(n, &prefill, &decode);
+    fake_done(n, &prefill, attempt, BT_OK);
+    n->cached_tokens = 32;
+    const size_t bytes = fake_rows(rows, 100, 1);
+    fake_chunk(n, &decode, attempt, 0, rows, bytes, PROTO_FINISH_NONE, 0);
+    assert_int_equal(n->rows_count, 1);
+    assert_int_equal(n->rows_cached_tokens, 32);
+    const size_t more = fake_rows(rows, 101, 1);
+    fake_chunk(n, &decode, attempt, bytes, rows, more, PROTO_FINISH_STOP, 2);
+    assert_int_equal(n->rows_cached_tokens, 32);
+    assert_int_equal(fake_end_of(n, 1, true)->cached_tokens, 32);
+    assert_at_rest();
+}
+
 static void a_long_prompt_travels_in_frames(void **state) {
     (void)state;
     const uint32_t tokens = 150000, part = PROTO_FRAME_PAYLOAD_MAX / 4;
@@ -647,6 +665,7 @@ static void every_allocation_may_fail(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_request_goes_its_way),
+        TEST(cached_tokens_come_with_the_rows),
         TEST(a_long_prompt_travels_in_frames),
         TEST(prefill_only_needs_no_decode),
         TEST(submits_are_checked),

@@ -135,7 +135,8 @@ static bool pump(decode_core *core, decode_attempt *a) {
         decode_release(core, a, "stream ended");
         return true;
     }
-    if (is_draining) a->deadline_us = decode_now(core) + core->options.park_us;
+    /* It took something: who waits for it begins anew. */
+    if (a->state != DECODE_RUNNING) a->deadline_us = decode_now(core) + core->options.park_us;
     return true;
 }
 

@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include "decode/decode_internal.h"
+#include "prefill/prefill_internal.h"
 #include "proto/row_stream.h"
 #include "world.h"
 
@@ -40,6 +42,67 @@ static void rows_equal_one_process(void **state) {
         world_expect_empty(w);
         world_destroy(w);
     }
+}
+
+/* The ids that exist are the request's, at both workers: the first row and the later ones. */
+static void ids_past_the_limit_are_not_drawn(void **state) {
+    (void)state;
+    world *w = world_create(NULL);
+    world_register(w);
+    proto_generation g = world_generation(10, SAMPLER_MASK_SUPPORT);
+    g.vocab_limit = 40;
+    const proto_attempt a = world_start(w, 50, &g, UINT64_MAX);
+    world_settle(w);
+    world_read(w, a, &stream);
+    world_expect_rows(w, &stream, 50, &g, 10);
+    for (uint32_t i = 0; i < stream.row_count; i++)
+        assert_in_range(stream.rows[i].token, 0, 39);
+    world_expect_empty(w);
+    world_destroy(w);
+}
+
+/* What only prefill knows travels in the row and is in every chunk. There is no prefix cache yet,
+ * so the test says what it would have found. */
+static void cached_tokens_travel_in_the_row(void **state) {
+    (void)state;
+    world *w = world_create(NULL);
+    world_register(w);
+    const proto_generation g = world_generation(3, SAMPLER_MASK_SELECTED);
+    const proto_attempt a = world_start(w, 100, &g, UINT64_MAX);
+    prefill_attempt *there = prefill_find(w->prefill.prefill, a);
+    assert_non_null(there);
+    there->cached_tokens = 48;
+    world_settle(w);
+    proto_message done;
+    assert_true(world_take(&w->prefill, PROTO_PREFILL_DONE, &done));
+    assert_int_equal(done.prefill_done.cached_tokens, 48);
+    uint32_t chunks = 0;
+    for (uint32_t i = 0; i < w->decode.sent_count; i++) {
+        const proto_message *m = &w->decode.sent[i].message;
+        if (m->kind != PROTO_CHUNK) continue;
+        assert_int_equal(m->chunk.cached_tokens, 48);
+        chunks++;
+    }
+    assert_true(chunks > 0);
+    world_expect_empty(w);
+    world_destroy(w);
+}
+
+/* No opt-in, no cost: a worker that never saw a mask has no memory for one. */
+static void memory_for_masks_is_made_when_one_is_asked_for(void **state) {
+    (void)state;
+    world *w = world_create(NULL);
+    world_register(w);
+    for (uint32_t mode = SAMPLER_MASK_OFF; mode <= SAMPLER_MASK_SELECTED; mode++) {
+        const proto_generation g = world_generation(5, mode);
+        (void)world_start(w, 40, &g, UINT64_MAX);
+        world_settle(w);
+        const uint32_t cap = mode == SAMPLER_MASK_OFF ? 0 : w->options.cap;
+        assert_int_equal(w->decode.decode->step.support_cap, cap);
+        assert_int_equal(w->prefill.prefill->step.support_cap, cap);
+    }
+    world_expect_empty(w);
+    world_destroy(w);
 }
 
 static void many_at_once_do_not_change_each_other(void **state) {
@@ -403,6 +466,30 @@ static void a_reader_that_takes_nothing_loses_its_request(void **state) {
     }
 }
 
+/* Little by little is not nothing: as long as the reader takes something, the request stays; its
+ * own deadline bounds it. */
+static void a_slow_reader_keeps_its_request(void **state) {
+    (void)state;
+    for (uint32_t max = 20; max <= 3000; max += 2980) { /* draining, then parked */
+        world *w = world_create(&(world_options){
+            .support_max = 64, .cap = 64, .context_tokens = 4096, .decode_pages = 256});
+        world_register(w);
+        const proto_generation g = world_generation(max, SAMPLER_MASK_SUPPORT);
+        const proto_attempt a = world_start(w, 20, &g, 500);
+        world_settle(w);
+        for (int i = 0; i < 3; i++) {
+            world_advance(w, 50 * 1000 * 1000);
+            world_credit(w, a, 4);
+            assert_int_equal(world_decode_view(w).attempts, 1);
+        }
+        world_advance(w, 61 * 1000 * 1000);
+        expect_error(w, a, BT_ERR_REQUEST_DEADLINE, "took nothing in time");
+        assert_true(stream.bytes == 512);
+        world_expect_empty(w);
+        world_destroy(w);
+    }
+}
+
 static void a_blocked_connection_parks_and_goes_on_in_whole_frames(void **state) {
     (void)state;
     /* The cap makes the queue's bound two rows of 320 KiB, more than a frame; the rows are small.
@@ -434,6 +521,9 @@ static void a_blocked_connection_parks_and_goes_on_in_whole_frames(void **state)
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_equal_one_process),
+        cmocka_unit_test(ids_past_the_limit_are_not_drawn),
+        cmocka_unit_test(cached_tokens_travel_in_the_row),
+        cmocka_unit_test(memory_for_masks_is_made_when_one_is_asked_for),
         cmocka_unit_test(many_at_once_do_not_change_each_other),
         cmocka_unit_test(finishes_are_length_first_then_stop_ids),
         cmocka_unit_test(overflow_at_a_later_row_ends_with_the_rows_before_it),
@@ -448,6 +538,7 @@ int main(void) {
         cmocka_unit_test(cancel_of_parked_and_draining),
         cmocka_unit_test(credit_bounds_a_stream_and_no_other),
         cmocka_unit_test(a_reader_that_takes_nothing_loses_its_request),
+        cmocka_unit_test(a_slow_reader_keeps_its_request),
         cmocka_unit_test(a_blocked_connection_parks_and_goes_on_in_whole_frames),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -71,6 +71,69 @@ static void a_corrupt_page_never_becomes_a_token(void **state) {
     world_destroy(w);
 }
 
+/* A row that proves itself and yet does not answer what was asked, because prefill was told
+ * something else or has another vocabulary: nothing of it is streamed. */
+static void a_row_that_does_not_fit_the_request_is_no_token(void **state) {
+    (void)state;
+    for (uint32_t wants = 0; wants < 2; wants++) {
+        world *w = world_create(NULL);
+        world_register(w);
+        proto_generation g = world_generation(5, SAMPLER_MASK_SUPPORT);
+        g.wants_logprob = wants;
+        const proto_attempt a = world_new_attempt(w);
+        const proto_reservation slot = world_reserve(w, a, 30, &g, UINT64_MAX);
+        g.wants_logprob = 1 - wants;
+        world_run(w, a, &slot, 30, &g, 30);
+        world_settle(w);
+        expect_error(w, a, BT_ERR_REQUEST_CORRUPT, "does not fit the request");
+        assert_int_equal(stream.row_count, 0);
+        world_expect_empty(w);
+        world_destroy(w);
+    }
+}
+
+typedef enum row_kind { ROW_FITS, ROW_TOKEN_OUTSIDE, ROW_SUPPORT_OUTSIDE, ROW_KINDS } row_kind;
+
+/* What the first row of a prompt would be for decode, whose vocabulary is half of prefill's. */
+static row_kind kind_of_first_row(const world *w, const proto_generation *g, uint32_t prompt) {
+    int32_t ids[WORLD_SUPPORT_MAX];
+    float logprobs[WORLD_SUPPORT_MAX];
+    sampler_row row = {.support_ids = ids, .support_logprobs = logprobs};
+    const sampler_params params = world_sampling(w, g);
+    assert_int_equal(compute_sim_expect(&w->prefill.sim, &params, w->prompt, prompt, 1, &row), 1);
+    if (row.token >= WORLD_VOCAB) return ROW_TOKEN_OUTSIDE;
+    for (uint32_t i = 0; i < row.support_count; i++)
+        if (ids[i] >= WORLD_VOCAB) return ROW_SUPPORT_OUTSIDE;
+    return ROW_FITS;
+}
+
+static void a_row_outside_the_vocabulary_is_no_token(void **state) {
+    (void)state;
+    enum { PROMPT = 30, TRIES_MAX = 200000 };
+    const proto_generation g = world_generation(2, SAMPLER_MASK_SUPPORT);
+    for (int kind = ROW_FITS; kind < ROW_KINDS; kind++) {
+        world *w = world_create(&(world_options){.prefill_vocab = 2 * WORLD_VOCAB});
+        world_register(w);
+        int tries = 0;
+        while (kind_of_first_row(w, &g, PROMPT) != (row_kind)kind) {
+            w->prompt[tries % 2] = (w->prompt[tries % 2] + 1) % WORLD_VOCAB;
+            tries++;
+            assert_true(tries < TRIES_MAX);
+        }
+        const proto_attempt a = world_start(w, PROMPT, &g, UINT64_MAX);
+        world_settle(w);
+        if (kind == ROW_FITS) {
+            world_read(w, a, &stream);
+            assert_int_equal(stream.row_count, 2);
+        } else {
+            expect_error(w, a, BT_ERR_REQUEST_CORRUPT, "does not fit the request");
+            assert_int_equal(stream.row_count, 0);
+        }
+        world_expect_empty(w);
+        world_destroy(w);
+    }
+}
+
 static void say_peer_gone(world *w, world_side *side, const world_side *gone) {
     const proto_message message = {
         .kind = PROTO_PEER_GONE,
@@ -398,6 +461,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_handoff_that_never_comes_ends_by_its_deadline),
         cmocka_unit_test(a_corrupt_page_never_becomes_a_token),
+        cmocka_unit_test(a_row_that_does_not_fit_the_request_is_no_token),
+        cmocka_unit_test(a_row_outside_the_vocabulary_is_no_token),
         cmocka_unit_test(a_prefill_that_is_gone_fails_only_what_waits_for_it),
         cmocka_unit_test(a_pair_that_breaks_is_reported_and_made_again),
         cmocka_unit_test(a_router_that_is_gone_ends_everything_and_may_come_back),

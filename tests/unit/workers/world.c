@@ -88,7 +88,7 @@ static void create_parts(world *w, world_side *side, uint32_t pages, uint32_t nu
         .kv_page_count = pages,
         .page_bytes = o->page_bytes,
         .page_tokens = o->page_tokens,
-        .vocab_size = WORLD_VOCAB,
+        .vocab_size = side == &w->prefill ? o->prefill_vocab : WORLD_VOCAB,
         .support_max = o->support_max,
     };
     assert_int_equal(compute_sim_create(&side->sim, &side->compute), BT_OK);
@@ -168,6 +168,7 @@ world *world_create(const world_options *options) {
     set_default(&o->cap, 8);
     set_default(&o->support_max, 8);
     set_default(&o->page_bytes, 16 * 32);
+    set_default(&o->prefill_vocab, WORLD_VOCAB);
     w->now_us = 1000;
     w->router_incarnation = WORLD_ROUTER;
     w->next_counter = 1;
@@ -495,6 +496,7 @@ sampler_params world_sampling(const world *w, const proto_generation *g) {
                             .top_k = g->top_k,
                             .mask_mode = g->mask_mode,
                             .mask_max_tokens = w->options.cap,
+                            .vocab_limit = g->vocab_limit,
                             .wants_logprob = g->wants_logprob,
                             .seed = g->seed};
 }

@@ -32,6 +32,7 @@ typedef struct world_options {
     uint32_t chunk_tokens, page_tokens, context_tokens;
     uint32_t cap, support_max;
     uint32_t page_bytes;
+    uint32_t prefill_vocab; /* of what prefill draws; decode keeps WORLD_VOCAB */
     size_t chunk_bytes_max;
 } world_options;
 

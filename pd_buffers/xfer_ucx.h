@@ -3,15 +3,17 @@
  * operation is used: over tcp UCX emulates them, and a sender that dies in the middle of one can
  * take the receiver's process with it.
  *
- * Known limits of UCX 1.13.1 in shared memory: a decode that dies in mid-transfer leaves about 1.5
- * MB mapped in each prefill that was sending to it, until that ends; death shows after up to one
- * keepalive. Over tcp it shows at once; a port that a dead process listened on cannot be bound
- * again for a minute, so a port range needs room for restarts.
+ * Over tcp a peer's death shows at once. Shared memory does not isolate: a process that is killed
+ * while it writes can wedge all its receivers (measured), so that there each pair of processes has
+ * a UCX worker of its own, introduced over tcp, which shows the death as well. Both sides must then
+ * have the same kind of transports; a peer of the other kind is PEER_REFUSED. A tcp port that a
+ * dead process listened on cannot be bound again for a minute: a port range needs room for
+ * restarts, and with shared memory a port for each process as well.
  *
  * Settings go to UCX before it starts, and the user's environment (UCX_TLS and so on) wins over
  * them. The device is always named, because whoever reaches a UCX port controls the process: by
  * default the loopback device, and all devices only when asked for twice. The effective settings
- * are logged once. One UCX worker per mover, one thread. */
+ * are logged once. One thread; create before there are others (the environment is changed). */
 #ifndef BT_PD_BUFFERS_XFER_UCX_H
 #define BT_PD_BUFFERS_XFER_UCX_H
 

@@ -11,34 +11,13 @@ enum {
     VALUE_BYTES = 256,
 };
 
-typedef enum setting_place {
-    SETTING_CONTEXT,   /* ucp_config_modify takes it */
-    SETTING_TRANSPORT, /* read from the environment when a transport is opened */
-} setting_place;
+/* Shared memory without a network. */
+static const char *const shm_tls = "posix,sysv,cma,self";
 
 typedef struct setting {
     const char *name; /* without UCX_ */
-    setting_place place;
     char value[VALUE_BYTES];
 } setting;
-
-static const char *const transport_names[] = {"POSIX_ERROR_HANDLING", "SYSV_ERROR_HANDLING",
-                                              "POSIX_FIFO_SIZE", "SYSV_FIFO_SIZE",
-                                              "TCP_PORT_RANGE"};
-static bool is_ours[BT_ARRAY_COUNT(transport_names)]; /* put into the environment by us */
-
-/* Messages that a receiver in shared memory has not read yet, from all senders together. UCX's 64
- * are fewer than many workers have on their way, and a queue that is full when its receiver dies
- * costs a close that does not end (xfer_ucx.c). */
-#define FIFO_SIZE "256"
-
-/* Shared memory without a network: posix and sysv for small messages, cma for the payloads. */
-static const char *const shm_tls = "posix,sysv,cma,self";
-
-static const char *expand_tls(const char *tls) {
-    if (tls == NULL) return "tcp";
-    return strcmp(tls, "shm") == 0 ? shm_tls : tls;
-}
 
 typedef struct variable {
     char name[64];
@@ -50,20 +29,9 @@ static variable variable_of(const char *name) {
     return v;
 }
 
-static bool put_into_environment(const setting *s) {
-    const variable v = variable_of(s->name);
-    if (setenv(v.name, s->value, 1) != 0) return false;
-    for (size_t i = 0; i < BT_ARRAY_COUNT(transport_names); i++)
-        if (strcmp(transport_names[i], s->name) == 0) is_ours[i] = true;
-    return true;
-}
-
-void xfer_ucx_configured(ucp_config_t *config) {
-    ucp_config_release(config);
-    for (size_t i = 0; i < BT_ARRAY_COUNT(transport_names); i++) {
-        if (is_ours[i]) (void)unsetenv(variable_of(transport_names[i]).name);
-        is_ours[i] = false;
-    }
+/* The user's value, or NULL. */
+static const char *from_environment(const char *name) {
+    return getenv(variable_of(name).name);
 }
 
 static bt_status set_value(setting *s, const char *value, bt_error *error) {
@@ -71,6 +39,80 @@ static bt_status set_value(setting *s, const char *value, bt_error *error) {
     if (wanted >= 0 && (size_t)wanted < sizeof s->value) return BT_OK;
     return bt_fail(error, BT_ERR_CALLER_CONFIG, "the value of UCX_%s is too long", s->name);
 }
+
+/* ---- settings of single transports ----------------------------------------------------------- */
+
+/* The port range in the environment is that of an earlier mover of this process, not the user's. */
+static bool is_port_range_ours;
+
+static bt_status put(const char *name, const char *value, bt_error *error) {
+    bt_log_info("xfer", "UCX_%s=%s", name, value);
+    if (setenv(variable_of(name).name, value, 1) == 0) return BT_OK;
+    return bt_fail(error, BT_ERR_WORKER_MEMORY, "UCX_%s cannot be set", name);
+}
+
+static ucx_transports look_at(const char *tls) {
+    static const char *const names[] = {"posix", "sysv", "cma", "shm", "sm", "mm"};
+    ucx_transports kinds = {.has_pairs = false, .is_memory_only = true};
+    for (const char *at = tls; *at != '\0';) {
+        const size_t length = strcspn(at, ",");
+        bool is_memory = false;
+        for (size_t i = 0; i < BT_ARRAY_COUNT(names); i++)
+            is_memory =
+                is_memory || (strlen(names[i]) == length && strncmp(names[i], at, length) == 0);
+        const bool is_self = length == 4 && strncmp(at, "self", length) == 0;
+        const bool is_all = length == 3 && strncmp(at, "all", length) == 0;
+        kinds.has_pairs = kinds.has_pairs || is_memory || is_all;
+        kinds.is_memory_only = kinds.is_memory_only && (is_memory || is_self);
+        at += length;
+        if (*at == ',') at++;
+    }
+    return kinds;
+}
+
+static const char *effective_tls(const xfer_ucx_options *options) {
+    const char *users = from_environment("TLS");
+    if (users != NULL) return users;
+    if (options->tls == NULL) return "tcp";
+    return strcmp(options->tls, "shm") == 0 ? shm_tls : options->tls;
+}
+
+/* UCX takes what it cannot read as no range at all. */
+static bt_status check_ports(const char *range, bt_error *error) {
+    unsigned first = 0, last = 0;
+    int used = 0;
+    const bool is_read = strspn(range, "0123456789-") == strlen(range) && strlen(range) <= 11 &&
+                         sscanf(range, "%u-%u%n", &first, &last, &used) == 2 && range[used] == '\0';
+    if (is_read && first >= 1 && first <= last && last <= UINT16_MAX) return BT_OK;
+    return bt_fail(error, BT_ERR_CALLER_CONFIG,
+                   "the port range '%.80s' is not FIRST-LAST, two ports from 1 to %d", range,
+                   UINT16_MAX);
+}
+
+static bt_status set_ports(const char *range, bt_error *error) {
+    if (is_port_range_ours) (void)unsetenv(variable_of("TCP_PORT_RANGE").name);
+    is_port_range_ours = false;
+    if (range == NULL || range[0] == '\0') return BT_OK;
+    bt_status status = check_ports(range, error);
+    if (status != BT_OK || from_environment("TCP_PORT_RANGE") != NULL) return status;
+    status = put("TCP_PORT_RANGE", range, error);
+    is_port_range_ours = status == BT_OK;
+    return status;
+}
+
+bt_status xfer_ucx_set_transports(const xfer_ucx_options *options, ucx_transports *out,
+                                  bt_error *error) {
+    static const char *const memory_names[] = {"POSIX_ERROR_HANDLING", "SYSV_ERROR_HANDLING"};
+    *out = look_at(effective_tls(options));
+    bt_status status = set_ports(options->port_range, error);
+    for (size_t i = 0; i < BT_ARRAY_COUNT(memory_names); i++) {
+        const bool is_wanted = out->has_pairs && from_environment(memory_names[i]) == NULL;
+        if (is_wanted && status == BT_OK) status = put(memory_names[i], "y", error);
+    }
+    return status;
+}
+
+/* ---- settings of a context ------------------------------------------------------------------- */
 
 static bt_status check_devices(const char *devices, const xfer_ucx_options *options,
                                bt_error *error) {
@@ -82,131 +124,58 @@ static bt_status check_devices(const char *devices, const xfer_ucx_options *opti
                    devices);
 }
 
-/* UCX takes what it cannot read as no range at all. */
-static bt_status check_ports(const char *range, bt_error *error) {
-    unsigned first = 0, last = 0;
-    int used = 0;
-    if (range[0] == '\0') return BT_OK;
-    const bool is_read = strspn(range, "0123456789-") == strlen(range) && strlen(range) <= 11 &&
-                         sscanf(range, "%u-%u%n", &first, &last, &used) == 2 && range[used] == '\0';
-    if (is_read && first >= 1 && first <= last && last <= UINT16_MAX) return BT_OK;
-    return bt_fail(error, BT_ERR_CALLER_CONFIG,
-                   "the port range '%.80s' is not FIRST-LAST, two ports from 1 to %d", range,
-                   UINT16_MAX);
-}
-
-static bt_status apply(ucp_config_t *config, const xfer_ucx_options *options, const setting *s,
-                       bt_error *error) {
-    const char *users = getenv(variable_of(s->name).name);
-    const char *value = users != NULL ? users : s->value;
-    ucs_status_t status = UCS_OK;
-    if (strcmp(s->name, "NET_DEVICES") == 0) {
-        const bt_status checked = check_devices(value, options, error);
-        if (checked != BT_OK) return checked;
+/* is_forced: in spite of the environment. */
+static bt_status apply(ucp_config_t *config, const setting *s, bool is_forced, bt_error *error) {
+    const char *users = is_forced ? NULL : from_environment(s->name);
+    if (users == NULL) {
+        const ucs_status_t status = ucp_config_modify(config, s->name, s->value);
+        if (status != UCS_OK)
+            return bt_fail(error, BT_ERR_CALLER_CONFIG, "UCX does not take %s=%s: %s", s->name,
+                           s->value, ucs_status_string(status));
     }
-    if (users == NULL && s->place == SETTING_CONTEXT)
-        status = ucp_config_modify(config, s->name, s->value);
-    else if (users == NULL && !put_into_environment(s))
-        status = UCS_ERR_NO_MEMORY;
-    if (status != UCS_OK)
-        return bt_fail(error, BT_ERR_CALLER_CONFIG, "UCX does not take %s=%s: %s", s->name,
-                       s->value, ucs_status_string(status));
-    bt_log_info("xfer", "UCX_%s=%s%s", s->name, value, users != NULL ? " (environment)" : "");
+    bt_log_info("xfer", "UCX_%s=%s%s", s->name, users != NULL ? users : s->value,
+                users != NULL ? " (environment)" : "");
     return BT_OK;
 }
 
-typedef struct tls_kinds {
-    bool has_memory; /* some transport within one machine's memory */
-    bool has_others;
-} tls_kinds;
-
-static tls_kinds look_at_tls(const char *tls) {
-    static const char *const names[] = {"posix", "sysv", "cma", "shm", "sm", "mm"};
-    tls_kinds kinds = {false, false};
-    for (const char *at = tls; *at != '\0';) {
-        const size_t length = strcspn(at, ",");
-        bool is_memory = false;
-        for (size_t i = 0; i < BT_ARRAY_COUNT(names); i++)
-            is_memory =
-                is_memory || (strlen(names[i]) == length && strncmp(names[i], at, length) == 0);
-        const bool is_self = length == 4 && strncmp(at, "self", length) == 0;
-        kinds.has_memory = kinds.has_memory || is_memory;
-        kinds.has_others = kinds.has_others || !(is_memory || is_self);
-        at += length;
-        if (*at == ',') at++;
-    }
-    return kinds;
-}
-
-/* What is in effect for a setting: the user's, else ours. */
-static const char *effective(const setting *s) {
-    const char *users = getenv(variable_of(s->name).name);
-    return users != NULL ? users : s->value;
-}
-
-enum {
-    SETTING_TLS,
-    SETTING_DEVICES,
-    SETTING_KEEPALIVE,
-    SETTING_PROTO,
-    SETTING_PORTS,
-    SETTING_POSIX_ERRORS,
-    SETTING_SYSV_ERRORS,
-    SETTING_POSIX_FIFO,
-    SETTING_SYSV_FIFO,
-    SETTING_COUNT
-};
-
-static bt_status fill_settings(const xfer_ucx_options *options, setting *settings,
-                               bt_error *error) {
-    static const setting names[SETTING_COUNT] = {
-        [SETTING_TLS] = {.name = "TLS"},
-        [SETTING_DEVICES] = {.name = "NET_DEVICES"},
-        [SETTING_KEEPALIVE] = {.name = "KEEPALIVE_INTERVAL"},
-        /* The newer protocols abort the survivor of a killed peer (measured with 1.13.1). */
-        [SETTING_PROTO] = {.name = "PROTO_ENABLE", .value = "n"},
-        [SETTING_PORTS] = {.name = "TCP_PORT_RANGE", .place = SETTING_TRANSPORT},
-        [SETTING_POSIX_ERRORS] = {"POSIX_ERROR_HANDLING", SETTING_TRANSPORT, "y"},
-        [SETTING_SYSV_ERRORS] = {"SYSV_ERROR_HANDLING", SETTING_TRANSPORT, "y"},
-        [SETTING_POSIX_FIFO] = {"POSIX_FIFO_SIZE", SETTING_TRANSPORT, FIFO_SIZE},
-        [SETTING_SYSV_FIFO] = {"SYSV_FIFO_SIZE", SETTING_TRANSPORT, FIFO_SIZE},
-    };
-    const char *devices = options->net_devices == NULL ? "lo" : options->net_devices;
-    const char *ports = options->port_range == NULL ? "" : options->port_range;
+static bt_status apply_all(ucp_config_t *config, const xfer_ucx_options *options,
+                           const setting *tls, bool is_tls_forced, bt_error *error) {
+    setting devices = {.name = "NET_DEVICES"};
+    setting keepalive = {.name = "KEEPALIVE_INTERVAL"};
+    /* The newer protocols abort the survivor of a killed peer (measured with 1.13.1). */
+    const setting proto = {.name = "PROTO_ENABLE", .value = "n"};
     const uint32_t keepalive_ms = options->keepalive_ms == 0 ? KEEPALIVE_MS : options->keepalive_ms;
-    memcpy(settings, names, sizeof names);
-    (void)snprintf(settings[SETTING_KEEPALIVE].value, VALUE_BYTES, "%ums", keepalive_ms);
-    bt_status status = set_value(&settings[SETTING_TLS], expand_tls(options->tls), error);
-    if (status == BT_OK) status = set_value(&settings[SETTING_DEVICES], devices, error);
-    if (status == BT_OK) status = check_ports(ports, error);
-    if (status == BT_OK) status = set_value(&settings[SETTING_PORTS], ports, error);
+    const char *device_list = options->net_devices == NULL ? "lo" : options->net_devices;
+    const char *users_devices = from_environment("NET_DEVICES");
+    (void)snprintf(keepalive.value, sizeof keepalive.value, "%ums", keepalive_ms);
+    bt_status status = set_value(&devices, device_list, error);
+    if (status == BT_OK)
+        status =
+            check_devices(users_devices != NULL ? users_devices : devices.value, options, error);
+    if (status == BT_OK) status = apply(config, tls, is_tls_forced, error);
+    if (status == BT_OK) status = apply(config, &devices, false, error);
+    if (status == BT_OK) status = apply(config, &keepalive, false, error);
+    if (status == BT_OK) status = apply(config, &proto, false, error);
     return status;
 }
 
-/* A setting of a transport that is not used would only make UCX warn. */
-static bool is_wanted(size_t index, const setting *s, tls_kinds kinds) {
-    if (index == SETTING_PORTS) return s->value[0] != '\0' && kinds.has_others;
-    return index < SETTING_POSIX_ERRORS || kinds.has_memory;
-}
-
-bt_status xfer_ucx_configure(const xfer_ucx_options *options, ucp_config_t **out,
-                             bool *is_memory_only_out, bt_error *error) {
-    setting settings[SETTING_COUNT];
+bt_status xfer_ucx_configure(const xfer_ucx_options *options, ucx_transports kinds, bool is_pair,
+                             ucp_config_t **out, bt_error *error) {
+    /* Where pairs carry the data, the shared worker only introduces them and notices deaths. */
+    const bool is_forced = kinds.has_pairs && !is_pair;
+    setting tls = {.name = "TLS"};
     ucp_config_t *config = NULL;
-    bt_status status = fill_settings(options, settings, error);
+    bt_status status = set_value(&tls, is_forced ? "tcp" : effective_tls(options), error);
     if (status != BT_OK) return status;
-    const tls_kinds kinds = look_at_tls(effective(&settings[SETTING_TLS]));
     const ucs_status_t read = ucp_config_read(NULL, NULL, &config);
     if (read != UCS_OK)
         return bt_fail(error, BT_ERR_CALLER_CONFIG, "UCX's configuration cannot be read: %s",
                        ucs_status_string(read));
-    for (size_t i = 0; i < SETTING_COUNT && status == BT_OK; i++)
-        if (is_wanted(i, &settings[i], kinds)) status = apply(config, options, &settings[i], error);
+    status = apply_all(config, options, &tls, is_forced, error);
     if (status != BT_OK) {
-        xfer_ucx_configured(config);
+        ucp_config_release(config);
         return status;
     }
-    *is_memory_only_out = kinds.has_memory && !kinds.has_others;
     *out = config;
     return BT_OK;
 }

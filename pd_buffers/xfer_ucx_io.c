@@ -30,9 +30,9 @@ static void give_operation(ucx_mover *mover, ucx_operation *op) {
 }
 
 static void start_operation(ucx_operation *op, ucx_peer *peer, bool is_send, uint64_t token) {
-    op->mover = peer->mover;
     op->peer = peer;
     op->is_send = is_send;
+    op->is_own = false;
     op->is_over = false;
     op->token = token;
     op->status = BT_OK;
@@ -48,11 +48,11 @@ static void leave_peer(ucx_operation *op) {
     else
         op->peer->operations = op->after;
     if (op->after != NULL) op->after->before = op->before;
-    op->peer = NULL;
 }
 
 static void end_operation(ucx_operation *op, bt_status status) {
-    ucx_mover *mover = op->mover;
+    ucx_mover *mover = op->peer->mover;
+    BT_ASSERT(!op->is_over);
     op->status = status;
     op->is_over = true;
     op->next = NULL;
@@ -69,6 +69,7 @@ static bool set_iov(ucx_operation *op, const xfer_iov *iov, uint32_t count) {
         op->iov_capacity = count;
     }
     op->bytes = 0;
+    op->iov_count = count;
     for (uint32_t i = 0; i < count; i++) {
         op->iov[i] = (ucp_dt_iov_t){.buffer = iov[i].base, .length = iov[i].bytes};
         op->bytes += iov[i].bytes;
@@ -77,19 +78,19 @@ static bool set_iov(ucx_operation *op, const xfer_iov *iov, uint32_t count) {
 }
 
 /* One part goes as plain bytes, which lets UCX send it without a copy where a transport can. */
-static void set_buffer(const ucx_operation *op, uint32_t iov_count, ucp_request_param_t *param,
-                       void **buffer_out, size_t *count_out) {
+static void set_buffer(const ucx_operation *op, ucp_request_param_t *param, void **buffer_out,
+                       size_t *count_out) {
     param->op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
     param->memory_type = UCS_MEMORY_TYPE_HOST;
-    if (iov_count > 1) {
+    if (op->iov_count > 1) {
         param->datatype = ucp_dt_make_iov();
         *buffer_out = op->iov;
-        *count_out = iov_count;
+        *count_out = op->iov_count;
         return;
     }
     param->datatype = ucp_dt_make_contig(1);
-    *buffer_out = iov_count == 0 ? NULL : op->iov[0].buffer;
-    *count_out = iov_count == 0 ? 0 : op->iov[0].length;
+    *buffer_out = op->iov_count == 0 ? NULL : op->iov[0].buffer;
+    *count_out = op->iov_count == 0 ? 0 : op->iov[0].length;
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -102,17 +103,20 @@ static void on_receive_done(void *request, ucs_status_t status, size_t length, v
     ucp_request_free(request);
 }
 
-static void copy_inline(ucx_operation *op, const uint8_t *data, uint32_t iov_count) {
-    for (uint32_t i = 0; i < iov_count; i++) {
+static void copy_inline(ucx_operation *op, const uint8_t *data) {
+    for (uint32_t i = 0; i < op->iov_count; i++) {
         memcpy(op->iov[i].buffer, data, op->iov[i].length);
         data += op->iov[i].length;
     }
     end_operation(op, BT_OK);
 }
 
+static ucp_worker_h worker_of(const ucx_peer *peer) {
+    return peer->pair.worker != NULL ? peer->pair.worker : peer->mover->worker;
+}
+
 /* UCX owns the descriptor from here on, whatever comes of it. */
-static ucs_status_t post_receive(ucx_mover *mover, ucx_operation *op, void *descriptor,
-                                 uint32_t iov_count) {
+static ucs_status_t post_receive(ucx_operation *op, void *descriptor) {
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.recv_am = on_receive_done,
@@ -120,8 +124,8 @@ static ucs_status_t post_receive(ucx_mover *mover, ucx_operation *op, void *desc
     };
     void *buffer = NULL;
     size_t count = 0;
-    set_buffer(op, iov_count, &param, &buffer, &count);
-    void *request = ucp_am_recv_data_nbx(mover->worker, descriptor, buffer, count, &param);
+    set_buffer(op, &param, &buffer, &count);
+    void *request = ucp_am_recv_data_nbx(worker_of(op->peer), descriptor, buffer, count, &param);
     if (request == NULL)
         end_operation(op, BT_OK);
     else if (UCS_PTR_IS_ERR(request))
@@ -129,8 +133,8 @@ static ucs_status_t post_receive(ucx_mover *mover, ucx_operation *op, void *desc
     return UCS_INPROGRESS;
 }
 
-/* The connected peer that sent this, or NULL: not one of ours, or not meant for this process. */
-static ucx_peer *find_sender(const ucx_mover *mover, const uint8_t *header, size_t bytes) {
+ucx_peer *xfer_ucx_find_sender(const ucx_mover *mover, const uint8_t *header, size_t bytes) {
+    if (mover->is_destroying) return NULL;
     if (bytes < UCX_PREFIX_BYTES || bytes > UCX_PREFIX_BYTES + XFER_HEADER_BYTES_MAX) return NULL;
     if (bt_load_le32(header) != message_magic) return NULL;
     if (bt_load_le32(header + 4) != bytes - UCX_PREFIX_BYTES) return NULL;
@@ -142,12 +146,10 @@ static ucx_peer *find_sender(const ucx_mover *mover, const uint8_t *header, size
     return peer != NULL && peer->state == UCX_PEER_OPEN ? peer : NULL;
 }
 
-ucs_status_t xfer_ucx_on_message(void *arg, const void *header, size_t header_bytes, void *data,
-                                 size_t bytes, const ucp_am_recv_param_t *param) {
-    ucx_mover *mover = arg;
+static ucs_status_t take_message(ucx_peer *peer, const uint8_t *header, size_t header_bytes,
+                                 void *data, size_t bytes, const ucp_am_recv_param_t *param) {
+    ucx_mover *mover = peer->mover;
     const xfer_handler *handler = &mover->base.handler;
-    ucx_peer *peer = mover->is_destroying ? NULL : find_sender(mover, header, header_bytes);
-    if (peer == NULL) return UCS_OK;
     ucx_operation *op = take_operation(mover);
     if (op == NULL) {
         bt_log_error("xfer", "no memory for a message of worker %u", peer->id.worker_id);
@@ -155,7 +157,7 @@ ucs_status_t xfer_ucx_on_message(void *arg, const void *header, size_t header_by
     }
     xfer_receive receive = {0};
     const xfer_decision decision =
-        handler->on_message(handler->context, peer->id, (const uint8_t *)header + UCX_PREFIX_BYTES,
+        handler->on_message(handler->context, peer->id, header + UCX_PREFIX_BYTES,
                             header_bytes - UCX_PREFIX_BYTES, bytes, &receive);
     if (decision == XFER_DROP || bytes == 0) {
         give_operation(mover, op);
@@ -167,10 +169,22 @@ ucs_status_t xfer_ucx_on_message(void *arg, const void *header, size_t header_by
         return UCS_OK;
     }
     BT_ASSERT(op->bytes == bytes);
-    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0)
-        return post_receive(mover, op, data, receive.iov_count);
-    copy_inline(op, data, receive.iov_count);
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return post_receive(op, data);
+    copy_inline(op, data);
     return UCS_OK;
+}
+
+ucs_status_t xfer_ucx_on_message(void *arg, const void *header, size_t header_bytes, void *data,
+                                 size_t bytes, const ucp_am_recv_param_t *param) {
+    ucx_peer *peer = xfer_ucx_find_sender(arg, header, header_bytes);
+    return peer == NULL ? UCS_OK : take_message(peer, header, header_bytes, data, bytes, param);
+}
+
+ucs_status_t xfer_ucx_on_pair_message(void *arg, const void *header, size_t header_bytes,
+                                      void *data, size_t bytes, const ucp_am_recv_param_t *param) {
+    ucx_peer *peer = arg;
+    if (xfer_ucx_find_sender(peer->mover, header, header_bytes) != peer) return UCS_OK;
+    return take_message(peer, header, header_bytes, data, bytes, param);
 }
 
 /* ---- sending --------------------------------------------------------------------------------- */
@@ -180,54 +194,103 @@ static void on_send_done(void *request, ucs_status_t status, void *user_data) {
     ucp_request_free(request);
 }
 
-static void write_prefix(const ucx_mover *mover, xfer_peer to, size_t header_bytes, uint8_t *out) {
+static void write_header(const ucx_mover *mover, ucx_operation *op, xfer_peer to,
+                         const void *header, size_t header_bytes) {
+    uint8_t *out = op->header;
     bt_store_le32(out, message_magic);
     bt_store_le32(out + 4, (uint32_t)header_bytes);
     bt_store_le32(out + 8, mover->base.self.worker_id);
     bt_store_le32(out + 12, to.worker_id);
     bt_store_le64(out + 16, mover->base.self.incarnation);
     bt_store_le64(out + 24, to.incarnation);
+    memcpy(out + UCX_PREFIX_BYTES, header, header_bytes);
+    op->header_bytes = UCX_PREFIX_BYTES + header_bytes;
+}
+
+static void post_send(ucx_operation *op, ucp_ep_h endpoint, unsigned id, uint32_t flags) {
+    ucp_request_param_t param = {
+        .op_attr_mask =
+            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = flags,
+        .cb.send = on_send_done,
+        .user_data = op,
+    };
+    void *buffer = NULL;
+    size_t count = 0;
+    set_buffer(op, &param, &buffer, &count);
+    void *request =
+        ucp_am_send_nbx(endpoint, id, op->header, op->header_bytes, buffer, count, &param);
+    if (request == NULL)
+        end_operation(op, BT_OK);
+    else if (UCS_PTR_IS_ERR(request))
+        end_operation(op, xfer_ucx_status(UCS_PTR_STATUS(request)));
+}
+
+static void post_message(ucx_operation *op, ucp_ep_h endpoint) {
+    post_send(op, endpoint, UCX_MESSAGE_ID,
+              op->bytes == 0 ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV);
+}
+
+void xfer_ucx_post_waiting(ucx_operation *op) {
+    post_message(op, op->peer->pair.endpoint);
+}
+
+static bt_status prepare(ucx_peer *peer, const void *header, size_t header_bytes,
+                         const xfer_iov *iov, uint32_t iov_count, ucx_operation **out) {
+    ucx_operation *op = take_operation(peer->mover);
+    if (op == NULL) return BT_ERR_WORKER_MEMORY;
+    if (!set_iov(op, iov, iov_count)) {
+        give_operation(peer->mover, op);
+        return BT_ERR_WORKER_MEMORY;
+    }
+    write_header(peer->mover, op, peer->id, header, header_bytes);
+    *out = op;
+    return BT_OK;
 }
 
 bt_status xfer_ucx_send(xfer *x, xfer_peer to, const void *header, size_t header_bytes,
                         const xfer_iov *iov, uint32_t iov_count, uint64_t token) {
     ucx_mover *mover = (ucx_mover *)x;
     ucx_peer *peer = xfer_ucx_find_peer(mover, to);
+    ucx_operation *op = NULL;
     BT_ASSERT(header_bytes <= XFER_HEADER_BYTES_MAX);
     BT_ASSERT(iov_count <= XFER_IOV_MAX);
     if (peer == NULL || peer->state != UCX_PEER_OPEN) return BT_ERR_PEER_GONE;
     if (bt_fault_hit(BT_FAULT_XFER_POST)) return BT_ERR_PEER_GONE;
     if (mover->sends == mover->sends_max) return BT_ERR_REQUEST_FULL;
-    ucx_operation *op = take_operation(mover);
-    if (op == NULL) return BT_ERR_WORKER_MEMORY;
-    if (!set_iov(op, iov, iov_count)) {
-        give_operation(mover, op);
-        return BT_ERR_WORKER_MEMORY;
-    }
-    write_prefix(mover, to, header_bytes, op->header);
-    memcpy(op->header + UCX_PREFIX_BYTES, header, header_bytes);
-    ucp_request_param_t param = {
-        .op_attr_mask =
-            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
-        .flags = op->bytes == 0 ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV,
-        .cb.send = on_send_done,
-        .user_data = op,
-    };
-    void *buffer = NULL;
-    size_t count = 0;
-    set_buffer(op, iov_count, &param, &buffer, &count);
+    const bt_status status = prepare(peer, header, header_bytes, iov, iov_count, &op);
+    if (status != BT_OK) return status;
     start_operation(op, peer, true, token);
     mover->sends++;
-    void *request = ucp_am_send_nbx(peer->endpoint, UCX_MESSAGE_ID, op->header,
-                                    UCX_PREFIX_BYTES + header_bytes, buffer, count, &param);
-    if (request == NULL)
-        end_operation(op, BT_OK);
-    else if (UCS_PTR_IS_ERR(request))
-        end_operation(op, xfer_ucx_status(UCS_PTR_STATUS(request)));
+    if (mover->pair_context == NULL) {
+        post_message(op, peer->endpoint);
+    } else if (peer->pair.endpoint != NULL) {
+        post_message(op, peer->pair.endpoint);
+    } else {
+        op->next = NULL;
+        *peer->pair.waiting_end = op;
+        peer->pair.waiting_end = &op->next;
+    }
+    return BT_OK;
+}
+
+bt_status xfer_ucx_send_own(ucx_peer *peer, ucp_ep_h endpoint, unsigned id, const void *header,
+                            size_t header_bytes, const xfer_iov *payload) {
+    ucx_operation *op = NULL;
+    const bt_status status = prepare(peer, header, header_bytes, payload, 1, &op);
+    if (status != BT_OK) return status;
+    start_operation(op, peer, true, 0);
+    op->is_own = true;
+    post_send(op, endpoint, id, UCP_AM_SEND_FLAG_EAGER);
     return BT_OK;
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
+
+void xfer_ucx_end_all(ucx_peer *peer, bt_status status) {
+    for (ucx_operation *op = peer->operations; op != NULL; op = op->after)
+        if (!op->is_over) end_operation(op, status);
+}
 
 void xfer_ucx_tell_done(ucx_mover *mover) {
     const xfer_handler *handler = &mover->base.handler;
@@ -235,13 +298,13 @@ void xfer_ucx_tell_done(ucx_mover *mover) {
         ucx_operation *op = mover->done;
         mover->done = op->next;
         if (mover->done == NULL) mover->done_end = &mover->done;
-        const bool was_given_up = op->peer == NULL;
         const uint64_t token = op->token;
         const bool is_send = op->is_send;
+        const bool is_own = op->is_own;
         bt_status status = op->status;
-        if (!was_given_up) leave_peer(op);
+        leave_peer(op);
         give_operation(mover, op);
-        if (was_given_up) continue;
+        if (is_own) continue;
         if (is_send) mover->sends--;
         if (mover->is_destroying) continue;
         if (bt_fault_hit(BT_FAULT_XFER_DONE)) status = BT_ERR_PEER_GONE;
@@ -250,29 +313,6 @@ void xfer_ucx_tell_done(ucx_mover *mover) {
         else
             handler->on_received(handler->context, token, status);
     }
-}
-
-/* The sends that UCX does not end by itself; see above. */
-void xfer_ucx_give_up_sends(ucx_peer *peer) {
-    ucx_mover *mover = peer->mover;
-    const xfer_handler *handler = &mover->base.handler;
-    uint32_t count = 0;
-    for (ucx_operation *op = peer->operations, *after = NULL; op != NULL; op = after) {
-        after = op->after;
-        if (!op->is_send || op->is_over) continue;
-        leave_peer(op);
-        mover->sends--;
-        count++;
-        if (!mover->is_destroying) handler->on_sent(handler->context, op->token, BT_ERR_PEER_GONE);
-    }
-    if (count > 0)
-        bt_log_warn("xfer", "gave up %u sends to worker %u that did not end", count,
-                    peer->id.worker_id);
-}
-
-void xfer_ucx_abandon(ucx_peer *peer) {
-    while (peer->operations != NULL)
-        leave_peer(peer->operations);
 }
 
 void xfer_ucx_free_operations(ucx_mover *mover) {

@@ -123,7 +123,8 @@ static void open_pair(const char *tls) {
 static void assert_refused(const xfer_ucx_options *options, bt_status status, const char *why) {
     xfer *mover = NULL;
     bt_error error;
-    assert_int_equal(xfer_ucx_create(options, &mover, &error), status);
+    const bt_status got = xfer_ucx_create(options, &mover, &error);
+    if (got != status) fail_msg("%s: not about %s", error.text, why);
     assert_null(mover);
     if (strstr(error.text, why) == NULL) fail_msg("'%s' is not about '%s'", error.text, why);
 }
@@ -151,9 +152,8 @@ static void settings_that_cannot_be_are_refused(void **state) {
     assert_int_equal(setenv("UCX_NET_DEVICES", "all", 1), 0);
     assert_refused(&(xfer_ucx_options){.net_devices = "lo"}, BT_ERR_CALLER_CONFIG, "every network");
     assert_int_equal(unsetenv("UCX_NET_DEVICES"), 0);
-    /* What we put into the environment for UCX is gone again. */
+    /* A range that was refused is not left in the environment. */
     assert_null(getenv("UCX_TCP_PORT_RANGE"));
-    assert_null(getenv("UCX_POSIX_ERROR_HANDLING"));
 }
 
 static void all_devices_when_asked_for_twice(void **state) {

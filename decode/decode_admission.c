@@ -52,13 +52,15 @@ static bt_status check_reserve(decode_core *core, const proto_reserve *r, uint32
                        " new tokens are more than the context of %" PRIu32,
                        r->prompt_tokens, r->generation.max_new_tokens, o->context_tokens);
     }
-    const uint32_t pages = kv_pages_for((uint32_t)tokens, o->page_tokens);
+    /* The last token is drawn and never fed back: its KV is not written. */
+    const uint64_t kv_tokens = tokens - 1;
+    const uint32_t pages = kv_pages_for((uint32_t)kv_tokens, o->page_tokens);
     const uint32_t total = kv_pool_count(o->pages).total;
     if (pages > total) {
         return bt_fail(error, BT_ERR_REQUEST_TOO_LARGE,
                        "%" PRIu64 " tokens need %" PRIu32
                        " KV pages; this decode worker has %" PRIu32,
-                       tokens, pages, total);
+                       kv_tokens, pages, total);
     }
     *pages_out = pages;
     return BT_OK;

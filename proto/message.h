@@ -162,7 +162,7 @@ typedef struct proto_ping {
     uint32_t sequences_running;
 } proto_ping;
 
-/* router -> decode on control: keep pages for prompt_tokens + max_new_tokens and a row slot. */
+/* router -> decode on control: keep pages for prompt_tokens + max_new_tokens - 1 and a row slot. */
 typedef struct proto_reserve {
     proto_attempt attempt;
     uint32_t prefill_worker_id;

@@ -16,6 +16,8 @@ static void fill_model(const control *c, const dispatch_view *view, api_model *m
     const api_settings *settings = c->options.settings;
     int32_t own[TOKENIZER_EOS_MAX];
     uint32_t own_count = tokenizer_eos(settings->tokenizer, own);
+    /* While nobody is joined the last cluster's model stands: requests wait for its workers. */
+    if (view->vocab_size == 0 && model->is_known) return;
     memset(model, 0, sizeof(*model));
     model->is_known = view->vocab_size > 0;
     model->vocab_size = view->vocab_size;

@@ -106,17 +106,15 @@ static bool can_prefill(const request *r, const worker *w) {
            dispatch_queue_pages_for(w, r->prompt_tokens) <= w->ready.pages_total;
 }
 
-/* Whether this decode could ever hold the request, as far as anyone has said. The last token's KV
- * is never written. */
-static bool can_ever_hold(const request *r, const worker *w) {
-    if (w->ready.pages_total <= r->too_large_pages) return false;
-    const uint64_t tokens = (uint64_t)r->prompt_tokens + r->generation.max_new_tokens - 1;
-    return dispatch_queue_pages_for(w, tokens) <= w->ready.pages_total;
-}
-
+/* Pages of the whole sequence there. The last token's KV is never written. */
 static uint32_t need_of(const request *r, const worker *decode) {
     return dispatch_queue_pages_for(decode,
-                                    (uint64_t)r->prompt_tokens + r->generation.max_new_tokens);
+                                    (uint64_t)r->prompt_tokens + r->generation.max_new_tokens - 1);
+}
+
+/* Whether this decode could ever hold the request, as far as anyone has said. */
+static bool can_ever_hold(const request *r, const worker *w) {
+    return w->ready.pages_total > r->too_large_pages && need_of(r, w) <= w->ready.pages_total;
 }
 
 /* Not known to be full for requests of so many pages. */

@@ -141,6 +141,9 @@ static void settings_that_cannot_be_are_refused(void **state) {
     assert_refused(&(xfer_ucx_options){.net_devices = long_list}, BT_ERR_CALLER_CONFIG, "too long");
     assert_refused(&(xfer_ucx_options){.tls = long_list}, BT_ERR_CALLER_CONFIG, "too long");
     assert_refused(&(xfer_ucx_options){.tls = "nonsense"}, BT_ERR_WORKER_IO, "does not start");
+    /* A device whose name holds the word is not refused for it. */
+    assert_refused(&(xfer_ucx_options){.net_devices = "small0"}, BT_ERR_WORKER_IO,
+                   "does not start");
     assert_refused(&(xfer_ucx_options){.net_devices = "nonsense"}, BT_ERR_WORKER_IO,
                    "does not start");
     static const char *const ranges[] = {

@@ -324,6 +324,36 @@ def pools_smaller_than_the_context_serve_what_fits():
 
 
 @case
+def a_prompt_may_fill_the_pages_to_the_last_token():
+    with Cluster(tiny_model(), shared=["--kv-pages", "8"]) as cluster:
+        full = cluster.generate(input_ids=[3] * 256, sampling_params={"max_new_tokens": 1})
+        equal(full.status, 200, full.body)
+        over = cluster.generate(input_ids=[3] * 256, sampling_params={"max_new_tokens": 2})
+        equal(over.status, 400, over.body)
+
+
+@case
+def ignored_deaths_leave_the_rest_serving():
+    with Cluster(tiny_model(), prefill=2, on_death="ignore") as cluster:
+        victim = cluster.pids("prefill")[0]
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: len(cluster.workers()) == 2, "the router notices")
+        equal(cluster.generate(input_ids=[1, 2], sampling_params=SHORT).status, 200)
+        wait_until(lambda: "SIGKILL" in cluster.log_path.read_text(), "the log says why")
+        check("line " not in cluster.log_path.read_text(), "the shell's own words are in the log")
+
+
+@case
+def requests_wait_for_workers_that_come_back():
+    """All workers die; a request that comes meanwhile is served by their successors."""
+    with Cluster(tiny_model(), on_death="restart") as cluster:
+        for pid in cluster.pids("prefill") + cluster.pids("decode"):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not cluster.workers(), "the router notices")
+        equal(cluster.generate(input_ids=[1, 2], sampling_params=SHORT).status, 200)
+
+
+@case
 def workers_find_a_restarted_router():
     with Cluster(tiny_model(), on_death="restart") as cluster:
         workers = cluster.pids("prefill") + cluster.pids("decode")

@@ -289,8 +289,12 @@ static void what_never_fits_is_refused_by_name(void **state) {
     world *w = world_create(&(world_options){.decode_pages = 10, .context_tokens = 500});
     world_register(w);
     proto_generation g = world_generation(60, SAMPLER_MASK_OFF);
-    proto_reservation r = world_reserve(w, world_new_attempt(w), 101, &g, 1);
+    proto_reservation r = world_reserve(w, world_new_attempt(w), 102, &g, 1);
     expect_refused(&r, BT_ERR_REQUEST_TOO_LARGE, "161 tokens need 11 KV pages");
+    /* The last token's KV is never written: 101 + 60 tokens fill 160 places. */
+    const proto_attempt whole = world_new_attempt(w);
+    assert_int_equal(world_reserve(w, whole, 101, &g, 1).status, BT_OK);
+    world_cancel(w, &w->decode, whole);
     r = world_reserve(w, world_new_attempt(w), 441, &g, 1);
     expect_refused(&r, BT_ERR_REQUEST_TOO_LARGE, "context of 500");
     g.max_new_tokens = 0;

@@ -114,10 +114,21 @@ bt_status xfer_ucx_set_transports(const xfer_ucx_options *options, ucx_transport
 
 /* ---- settings of a context ------------------------------------------------------------------- */
 
+/* Whether a comma-separated list names `word` itself. */
+static bool is_named(const char *list, const char *word) {
+    const size_t bytes = strlen(word);
+    while (*list != '\0') {
+        const size_t item = strcspn(list, ",");
+        if (item == bytes && memcmp(list, word, bytes) == 0) return true;
+        list += item + (list[item] == ',' ? 1 : 0);
+    }
+    return false;
+}
+
 static bt_status check_devices(const char *devices, const xfer_ucx_options *options,
                                bt_error *error) {
     if (options->allow_all_devices) return BT_OK;
-    if (devices[0] != '\0' && strstr(devices, "all") == NULL) return BT_OK;
+    if (devices[0] != '\0' && !is_named(devices, "all")) return BT_OK;
     return bt_fail(error, BT_ERR_CALLER_CONFIG,
                    "UCX_NET_DEVICES is '%s': every network of this machine could reach the "
                    "transfer port; name a device, or allow all devices",

@@ -212,6 +212,11 @@ static void test_no_tokens(void **state) {
         assert_string_equal(reply, "{\"text\":\"\",\"output_ids\":[]," META_HEAD(
                                        "{\"type\":\"length\",\"length\":0}") META_TAIL("0") "}");
     }
+    /* No row told it: the end does. */
+    f->cached_tokens = 4;
+    assert_true(api_fixture_ask(f, API_GENERATE, BODIES[0]));
+    api_fixture_length(f);
+    assert_non_null(strstr(api_fixture_body(f), "\"cached_tokens\":4,"));
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */

@@ -256,6 +256,74 @@ static void a_router_that_is_gone_ends_everything_and_may_come_back(void **state
     world_destroy(w);
 }
 
+/* Idle workers take the cap of whatever router welcomes them: rows as wide as it says are carried,
+ * wider ones are not. */
+static void row_slots_follow_the_routers_cap(void **state) {
+    (void)state;
+    static const uint32_t caps[] = {4, 32, 4};
+    world *w = world_create(&(world_options){.cap = 4, .support_max = 32});
+    for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
+        w->options.cap = caps[i];
+        world_register(w);
+        proto_generation g = world_generation(6, SAMPLER_MASK_SUPPORT);
+        g.top_k = caps[i];
+        const proto_attempt fits = world_start(w, 40, &g, UINT64_MAX);
+        world_settle(w);
+        world_read(w, fits, &stream);
+        world_expect_rows(w, &stream, 40, &g, 6);
+        g.top_k = 0;
+        w->prompt[0] = 3; /* a first support of more than 4 and at most 32 */
+        const proto_attempt wide = world_start(w, 41, &g, UINT64_MAX);
+        world_settle(w);
+        proto_message done;
+        assert_true(world_take(&w->prefill, PROTO_PREFILL_DONE, &done)); /* of the one that fits */
+        assert_true(world_take(&w->prefill, PROTO_PREFILL_DONE, &done));
+        assert_int_equal(done.prefill_done.status, caps[i] == 4 ? BT_ERR_REQUEST_OVERFLOW : BT_OK);
+        world_cancel(w, &w->decode, wide);
+        world_settle(w);
+        world_expect_empty(w);
+        decode_core_on_closed(w->decode.decode);
+        prefill_core_on_closed(w->prefill.prefill);
+        w->decode.wants_streams = false;
+        w->prefill.wants_streams = false;
+        world_settle(w);
+    }
+    world_destroy(w);
+}
+
+static void say_welcome(world *w, uint32_t worker_id) {
+    const proto_message welcome = {.kind = PROTO_WELCOME,
+                                   .welcome = {.router_incarnation = 3,
+                                               .router_host = "router-host",
+                                               .worker_id = worker_id,
+                                               .record = {.sampling_mask_max_tokens = 99,
+                                                          .kv_checksum = RECORD_CHECKSUM_FULL + 1},
+                                               .heartbeat_ms = 100,
+                                               .dead_after_ms = 500}};
+    decode_core_on_open(w->decode.decode, PROTO_LANE_CONTROL);
+    world_say(w, &w->decode, PROTO_LANE_CONTROL, &welcome);
+    world_settle(w);
+}
+
+/* The name of the last session is on the wire until its endpoints are closed. */
+static void a_welcome_waits_until_the_last_peers_are_closed(void **state) {
+    (void)state;
+    world *w = world_create(NULL);
+    world_register(w);
+    w->is_network_held = true;
+    decode_core_on_closed(w->decode.decode);
+    w->decode.wants_streams = false;
+    say_welcome(w, 77);
+    assert_int_equal(world_decode_view(w).attempts, 0);
+    assert_false(w->decode.wants_streams);
+    w->is_network_held = false;
+    world_settle(w);
+    assert_true(w->decode.wants_streams);
+    prefill_core_on_closed(w->prefill.prefill);
+    world_settle(w);
+    world_destroy(w);
+}
+
 static void a_welcome_waits_until_the_last_session_is_at_rest(void **state) {
     (void)state;
     world *w = world_create(NULL);
@@ -267,17 +335,7 @@ static void a_welcome_waits_until_the_last_session_is_at_rest(void **state) {
     assert_true(world_decode_view(w).is_step_running);
     decode_core_on_closed(w->decode.decode);
     w->decode.wants_streams = false;
-    decode_core_on_open(w->decode.decode, PROTO_LANE_CONTROL);
-    const proto_message welcome = {.kind = PROTO_WELCOME,
-                                   .welcome = {.router_incarnation = 3,
-                                               .router_host = "router-host",
-                                               .worker_id = 77,
-                                               .record = {.sampling_mask_max_tokens = 99,
-                                                          .kv_checksum = RECORD_CHECKSUM_FULL + 1},
-                                               .heartbeat_ms = 100,
-                                               .dead_after_ms = 500}};
-    world_say(w, &w->decode, PROTO_LANE_CONTROL, &welcome);
-    world_settle(w);
+    say_welcome(w, 77);
     assert_false(w->decode.wants_streams); /* the step still computes on a page */
     w->decode.is_compute_held = false;
     world_settle(w);
@@ -466,6 +524,8 @@ int main(void) {
         cmocka_unit_test(a_prefill_that_is_gone_fails_only_what_waits_for_it),
         cmocka_unit_test(a_pair_that_breaks_is_reported_and_made_again),
         cmocka_unit_test(a_router_that_is_gone_ends_everything_and_may_come_back),
+        cmocka_unit_test(row_slots_follow_the_routers_cap),
+        cmocka_unit_test(a_welcome_waits_until_the_last_peers_are_closed),
         cmocka_unit_test(a_welcome_waits_until_the_last_session_is_at_rest),
         cmocka_unit_test(a_failed_step_breaks_the_worker_honestly),
         cmocka_unit_test(a_step_that_hangs_breaks_the_worker),

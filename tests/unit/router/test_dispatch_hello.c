@@ -160,6 +160,23 @@ static void refusals_name_field_values_and_hosts(void **state) {
     assert_string_equal(try_hello(PROTO_ROLE_DECODE, 22, NULL), "");
 }
 
+/* Each id of the tokenizer must be one of the model's, the last one included. */
+static void a_tokenizer_may_fill_the_vocabulary_and_no_more(void **state) {
+    (void)state;
+    dispatch_options options;
+    fake_options(&options);
+    for (uint32_t more = 0; more < 2; more++) {
+        options.vocab_min = FAKE_VOCAB + more;
+        fake_network_destroy(n);
+        n = fake_network_create(&options);
+        const char *text = try_hello(PROTO_ROLE_DECODE, 22, NULL);
+        assert_string_equal(
+            text, more == 0 ? ""
+                            : "the tokenizer does not fit the model: it has 1001 ids, the "
+                              "model of decode worker at hostA (pid 22) only 1000");
+    }
+}
+
 static void the_cap_is_adopted_unless_pinned(void **state) {
     (void)state;
     fake_enter(n, &prefill, PROTO_ROLE_PREFILL, 11);
@@ -564,6 +581,7 @@ static void options_must_know_what_the_router_governs(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(refusals_name_field_values_and_hosts),
+        TEST(a_tokenizer_may_fill_the_vocabulary_and_no_more),
         TEST(the_cap_is_adopted_unless_pinned),
         TEST(the_foundation_goes_with_the_last_worker),
         TEST(pairs_form_among_equals),

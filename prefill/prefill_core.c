@@ -282,5 +282,10 @@ bool prefill_core_check(const prefill_core *core) {
         }
     }
     const kv_pool_counts counts = kv_pool_count(core->options.pages);
-    return counts.owned + counts.quarantined == pages && kv_pool_check(core->options.pages);
+    if (counts.owned + counts.quarantined != pages) return false;
+    /* Each handoff in hand has one row slot. */
+    const uint32_t slots = core->sender == NULL ? 0 : handoff_sender_active_count(core->sender);
+    const uint32_t held =
+        membership_rows_total(&core->member) - membership_rows_free(&core->member);
+    return held == slots && kv_pool_check(core->options.pages);
 }

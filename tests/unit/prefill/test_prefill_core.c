@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include "decode/decode_internal.h"
+#include "prefill/prefill_internal.h"
 #include "world.h"
 
 static world_stream stream; /* large; the tests run one after the other */
@@ -86,6 +88,32 @@ static void without_new_tokens_nothing_is_handed_over(void **state) {
     expect_done(w, a, BT_OK, "");
     assert_int_equal(world_prefill_view(w).steps_total, 4);
     world_expect_empty(w);
+    world_destroy(w);
+}
+
+/* The timer's check notices a page and a slot that nobody in hand owns. */
+static void what_nobody_owns_is_noticed(void **state) {
+    (void)state;
+    world *w = world_create(NULL);
+    world_register(w);
+    uint32_t page = 0;
+    row_slot slot;
+    assert_true(prefill_core_check(w->prefill.prefill) && decode_core_check(w->decode.decode));
+    assert_int_equal(kv_pool_acquire(w->prefill.pages, 999, 1, &page), BT_OK);
+    assert_false(prefill_core_check(w->prefill.prefill));
+    kv_pool_release(w->prefill.pages, 999, &page, 1);
+    assert_int_equal(kv_pool_acquire(w->decode.pages, 999, 1, &page), BT_OK);
+    assert_false(decode_core_check(w->decode.decode));
+    kv_pool_release(w->decode.pages, 999, &page, 1);
+    row_pool *rows = w->prefill.prefill->member.rows;
+    assert_int_equal(row_pool_acquire(rows, &slot), BT_OK);
+    assert_false(prefill_core_check(w->prefill.prefill));
+    row_pool_release(rows, slot);
+    rows = w->decode.decode->member.rows;
+    assert_int_equal(row_pool_acquire(rows, &slot), BT_OK);
+    assert_false(decode_core_check(w->decode.decode));
+    row_pool_release(rows, slot);
+    assert_true(prefill_core_check(w->prefill.prefill) && decode_core_check(w->decode.decode));
     world_destroy(w);
 }
 
@@ -559,6 +587,7 @@ int main(void) {
         cmocka_unit_test(prompts_of_any_length_in_frames_and_chunks),
         cmocka_unit_test(the_tail_of_the_last_page_is_zero),
         cmocka_unit_test(without_new_tokens_nothing_is_handed_over),
+        cmocka_unit_test(what_nobody_owns_is_noticed),
         cmocka_unit_test(first_come_first_served_also_when_pages_are_short),
         cmocka_unit_test(overflow_is_the_clients_and_costs_nobody_else),
         cmocka_unit_test(a_broken_capture_is_reported),

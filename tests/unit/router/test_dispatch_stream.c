@@ -109,6 +109,21 @@ static void a_chunk_before_run_is_refused(void **state) {
     assert_int_equal(n->rows_count, 0);
 }
 
+static void an_error_before_run_brings_no_rows(void **state) {
+    (void)state;
+    fake_submit(n, 1, 40, 8);
+    const proto_message reserve = fake_expect(n, decode.control, PROTO_RESERVE);
+    proto_message message = {
+        .kind = PROTO_CHUNK, .payload = rows, .payload_bytes = fake_rows(rows, 1, 1)};
+    message.chunk = (proto_chunk){.attempt = reserve.reserve.attempt,
+                                  .finish = PROTO_FINISH_ERROR,
+                                  .status = BT_ERR_PEER_GONE,
+                                  .rows_total = 1};
+    fake_say(n, decode.streams, &message);
+    expect_violation(1, "");
+    assert_int_equal(n->rows_count, 0);
+}
+
 /* The pair broke right behind the reservation, and streams was faster than control. */
 static void an_error_may_overtake_its_reservation(void **state) {
     (void)state;
@@ -318,6 +333,7 @@ int main(void) {
         TEST(a_gap_is_refused),
         TEST(a_repeated_chunk_is_refused),
         TEST(a_chunk_before_run_is_refused),
+        TEST(an_error_before_run_brings_no_rows),
         TEST(an_error_may_overtake_its_reservation),
         TEST(a_row_of_another_mode_is_refused),
         TEST(more_rows_than_asked_for_are_refused),

@@ -134,6 +134,11 @@ static int set_up(void **state) {
     return set_up_with(state, 64 << 20);
 }
 
+/* A few rows fit between the threads. */
+static int set_up_with_little_room(void **state) {
+    return set_up_with(state, 1024);
+}
+
 /* No row fits between the threads. */
 static int set_up_without_room(void **state) {
     return set_up_with(state, 1);
@@ -410,6 +415,17 @@ static void test_rows_without_room(void **state) {
     wait_for(has_open, f, 0);
 }
 
+/* What the rows took between the threads is given back: many times as much passes, one request
+ * after the other. */
+static void test_rows_through_little_room(void **state) {
+    fixture *f = *state;
+    join_workers(f);
+    for (unsigned i = 0; i < 100; i++) {
+        expect(post(f, "/generate", "{\"text\":\"a\",\"sampling_params\":{\"max_new_tokens\":2}}"),
+               "HTTP/1.1 200 ", "\"completion_tokens\":2,");
+    }
+}
+
 /* Clients that leave: before the first row, in the middle of a stream, behind a stop string. */
 static void test_cancels(void **state) {
     fixture *f = *state;
@@ -535,6 +551,8 @@ int main(void) {
         CASE(test_the_queue_is_bounded),
         CASE(test_stopping_with_open_requests),
         CASE(test_a_model_smaller_than_the_tokenizer),
+        cmocka_unit_test_setup_teardown(test_rows_through_little_room, set_up_with_little_room,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(test_rows_without_room, set_up_without_room, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import socket
+import struct
 import subprocess
 import tempfile
 
@@ -227,6 +228,48 @@ def bad_model_files_are_refused_in_one_sentence():
                 text = needle if program != "router" or name != "folder" else "folder"
                 check(text in done.stderr, f"{program} {name}: {done.stderr!r}")
                 check(len(done.stderr.strip().splitlines()) <= 3, f"{program} {name}: {done.stderr!r}")
+
+
+@case
+def unknown_tensor_types_are_named():
+    good = pathlib.Path(tiny_model("llama", gguf=True))
+    good = next(good.glob("*.gguf")) if good.is_dir() else good
+    content = bytearray(good.read_bytes())
+    name = b"output_norm.weight"
+    at = content.index(name) + len(name)
+    dimensions = struct.unpack_from("<I", content, at)[0]
+    at += 4 + 8 * dimensions
+    for number, needle in ((4711, "4711"), (2, "Q4_0")):  # of nobody, and one that is not built yet
+        struct.pack_into("<I", content, at, number)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "model.gguf")
+            path.write_bytes(content)
+            for program in ("prefill", "decode"):
+                done = run_worker(program, "--model", path, "--router", "127.0.0.1:1")
+                equal(done.returncode, 2, f"{program} {number}: {done.stderr}")
+                check(name.decode() in done.stderr and needle in done.stderr, f"{program}: {done.stderr!r}")
+
+
+@case
+def every_program_explains_itself():
+    for program in ("router", "prefill", "decode"):
+        names = run_worker(program, "--list-options").stdout.split()
+        check(len(names) > 10, f"{program} has {names}")
+        explained = run_worker(program, "--help")
+        equal(explained.returncode, 0, program)
+        for name in names:
+            check(f"--{name}" in explained.stdout, f"{program} --help does not name --{name}")
+        printed = run_worker(program, "--print-config", "--model", "/some/model", "--log-level", "debug")
+        equal(printed.returncode, 0, printed.stderr)
+        check("log-level = debug" in printed.stdout, printed.stdout)
+        with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
+            file.write(printed.stdout)
+            file.flush()
+            again = run_worker(program, "--print-config", "--config", file.name)
+        equal(again.returncode, 0, again.stderr)
+        values = [[line for line in text.splitlines() if not line.startswith("#")]
+                  for text in (printed.stdout, again.stdout)]
+        equal(values[1], values[0], f"{program}: the printed configuration read again")
 
 
 @case

@@ -174,6 +174,7 @@ static bt_status size_rows(membership *m) {
         row_pool_destroy(rows);
         return status;
     }
+    if (m->rows != NULL) mover->ops->unregister_memory(mover, row_pool_memory(m->rows));
     row_pool_destroy(m->rows);
     m->rows = rows;
     return BT_OK;

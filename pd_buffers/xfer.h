@@ -93,6 +93,8 @@ typedef struct xfer_ops {
     bool (*arm)(xfer *x);
     /* Memory that payloads will be sent from or received into; register once, up front. */
     bt_status (*register_memory)(xfer *x, void *base, size_t bytes);
+    /* Before registered memory is freed while the mover lives on. No transfer uses it any more. */
+    void (*unregister_memory)(xfer *x, void *base);
     void (*destroy)(xfer *x);
 } xfer_ops;
 

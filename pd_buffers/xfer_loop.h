@@ -61,6 +61,8 @@ BT_MUST_CHECK bt_status xfer_loop_network_create(const xfer_loop_options *option
 void xfer_loop_network_destroy(xfer_loop_network *network);
 /* REQUEST_DUPLICATE when a living mover has the number. Destroy with ops->destroy. */
 BT_MUST_CHECK bt_status xfer_loop_create(xfer_loop_network *network, uint32_t number, xfer **out);
+/* Blocks of memory that are registered now. */
+uint32_t xfer_loop_registered_count(const xfer *x);
 
 /* What may happen next; indices are valid until the next call of step, drop, corrupt or any mover
  * function. */

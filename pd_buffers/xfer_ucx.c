@@ -311,9 +311,22 @@ static bt_status ucx_register_memory(xfer *x, void *base, size_t bytes) {
         bt_free(m);
         return BT_ERR_WORKER_MEMORY;
     }
+    m->base = base;
     m->next = mover->mappings;
     mover->mappings = m;
     return BT_OK;
+}
+
+static void ucx_unregister_memory(xfer *x, void *base) {
+    ucx_mover *mover = mover_of(x);
+    ucx_mapping **at = &mover->mappings;
+    while (*at != NULL && (*at)->base != base)
+        at = &(*at)->next;
+    ucx_mapping *m = *at;
+    BT_ASSERT(m != NULL);
+    *at = m->next;
+    (void)ucp_mem_unmap(data_context(mover), m->handle);
+    bt_free(m);
 }
 
 static void end_peers(ucx_mover *mover) {
@@ -371,6 +384,7 @@ static const xfer_ops ucx_ops = {
     .get_event_fd = ucx_get_event_fd,
     .arm = ucx_arm,
     .register_memory = ucx_register_memory,
+    .unregister_memory = ucx_unregister_memory,
     .destroy = ucx_destroy,
 };
 

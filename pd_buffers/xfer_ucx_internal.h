@@ -66,6 +66,7 @@ struct ucx_operation {
 };
 
 typedef struct ucx_mapping {
+    void *base;
     ucp_mem_h handle;
     struct ucx_mapping *next;
 } ucx_mapping;

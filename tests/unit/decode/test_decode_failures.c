@@ -271,6 +271,8 @@ static void row_slots_follow_the_routers_cap(void **state) {
         world_settle(w);
         world_read(w, fits, &stream);
         world_expect_rows(w, &stream, 40, &g, 6);
+        assert_int_equal(xfer_loop_registered_count(w->decode.mover), 1); /* the old ones are not */
+        assert_int_equal(xfer_loop_registered_count(w->prefill.mover), 1);
         g.top_k = 0;
         w->prompt[0] = 3; /* a first support of more than 4 and at most 32 */
         const proto_attempt wide = world_start(w, 41, &g, UINT64_MAX);

@@ -591,8 +591,13 @@ bt_status handoff_receiver_hello(handoff_receiver *receiver, xfer_peer peer) {
 }
 
 static void tick_record(handoff_receiver *receiver, incoming *in, uint64_t now) {
+    const uint64_t grace_us = receiver->options.chunk_grace_us;
     if (in->state == INCOMING_ACKING) {
-        send_pending_ack(receiver, in);
+        /* The sender has a deadline of its own: after it nobody waits for the ack any more. */
+        if (now >= in->offer.deadline_us && now - in->offer.deadline_us >= grace_us)
+            release_record(receiver, in);
+        else
+            send_pending_ack(receiver, in);
         return;
     }
     if (in->state == INCOMING_FREE || now < in->offer.deadline_us) return;
@@ -604,8 +609,7 @@ static void tick_record(handoff_receiver *receiver, incoming *in, uint64_t now) 
              in->offer.peer.worker_id);
         return;
     }
-    if (in->is_stuck_reported || now - in->offer.deadline_us < receiver->options.chunk_grace_us)
-        return;
+    if (in->is_stuck_reported || now - in->offer.deadline_us < grace_us) return;
     in->is_stuck_reported = true;
     receiver->counts.stuck++;
     receiver->options.events.on_stuck(receiver->options.events.context, in->offer.peer);

@@ -226,6 +226,48 @@ static void a_stuck_chunk_costs_the_endpoint(void **state) {
     duo_destroy(d);
 }
 
+/* The mover of decode has no room for the ack and gets none: the record is kept as long as prefill
+ * may wait for it, and no longer. */
+static void an_ack_that_finds_no_room_is_given_up(void **state) {
+    (void)state;
+    const duo_options options = {.sends_max = 1, .part_bytes = 1 << 20};
+    duo *d = duo_create(&options);
+    uint32_t index = 0;
+    duo_begin(d, &the_sample);
+    while (handoff_receiver_get_counts(d->decode->receiver).ready == 0) {
+        /* Its one send is taken by something that does not arrive. */
+        const handoff_header other = {.kind = HANDOFF_ACK, .attempt = {1, 999}};
+        uint8_t bytes[HANDOFF_HEADER_BYTES];
+        xfer *mover = d->decode->options.mover;
+        handoff_header_encode(&other, bytes);
+        const bt_status status = mover->ops->send(mover, d->prefill_peer, bytes, sizeof bytes, NULL,
+                                                  0, HANDOFF_TOKEN_NONE);
+        assert_true(status == BT_OK || status == BT_ERR_REQUEST_FULL);
+        bool has_stepped = false;
+        for (index = 0; index < xfer_loop_event_count(d->network) && !has_stepped; index++) {
+            const xfer_loop_event event = xfer_loop_event_at(d->network, index);
+            const bool is_other =
+                event.kind == XFER_LOOP_DELIVER && event.at == d->prefill->options.mover;
+            if (is_other) continue;
+            xfer_loop_step(d->network, index);
+            has_stepped = true;
+        }
+        assert_true(has_stepped);
+    }
+    assert_int_equal(handoff_receiver_active_count(d->decode->receiver), 1);
+    d->now_us += 10u * 1000 * 1000; /* the deadline */
+    handoff_receiver_tick(d->decode->receiver);
+    assert_int_equal(handoff_receiver_active_count(d->decode->receiver), 1);
+    d->now_us += HANDOFF_CHUNK_GRACE_US;
+    handoff_receiver_tick(d->decode->receiver);
+    assert_int_equal(handoff_receiver_active_count(d->decode->receiver), 0);
+    duo_wait(d, 1);
+    assert_int_equal(end_find(d->decode, NUMBER)->ready, 1);
+    assert_int_equal(end_find(d->prefill, NUMBER)->status, BT_ERR_REQUEST_DEADLINE);
+    assert_int_equal(end_find(d->prefill, NUMBER)->quiet, 1);
+    duo_destroy(d);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(acks_end_the_sender),
@@ -235,6 +277,7 @@ int main(void) {
         cmocka_unit_test(prefill_receives_no_payload),
         cmocka_unit_test(both_ends_have_their_own_deadline),
         cmocka_unit_test(a_stuck_chunk_costs_the_endpoint),
+        cmocka_unit_test(an_ack_that_finds_no_room_is_given_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,11 +4,13 @@ import os
 import pathlib
 import signal
 import subprocess
+import tempfile
 
 from harness import BIN, ROOT, case, check, children_of, demo_model, equal, is_alive, run_cases, wait_until
 
 QUICKSTART = str(ROOT / "deploy" / "quickstart")
-ENVIRONMENT = dict(os.environ, BATON_BIN=str(BIN))
+SCRATCH = tempfile.TemporaryDirectory(prefix="baton-test.")  # where quickstart keeps logs of failures
+ENVIRONMENT = dict(os.environ, BATON_BIN=str(BIN), TMPDIR=SCRATCH.name)
 
 
 @case

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "base/json_internal.h"
+#include "base/utf8.h"
 
 /* What the grammar allows next. */
 typedef enum expectation {
@@ -40,33 +40,6 @@ static bool is_digit(char c) {
 }
 
 /* ---- strings --------------------------------------------------------------------------------- */
-
-size_t json_utf8_bytes(const char *from, size_t available) {
-    const unsigned char *text = (const unsigned char *)from;
-    unsigned char lead = text[0];
-    unsigned char low = 0x80;
-    unsigned char high = 0xbf;
-    size_t bytes;
-    if (lead < 0x80) return 1;
-    if (lead >= 0xc2 && lead <= 0xdf) {
-        bytes = 2;
-    } else if (lead >= 0xe0 && lead <= 0xef) {
-        bytes = 3;
-        if (lead == 0xe0) low = 0xa0;
-        if (lead == 0xed) high = 0x9f;
-    } else if (lead >= 0xf0 && lead <= 0xf4) {
-        bytes = 4;
-        if (lead == 0xf0) low = 0x90;
-        if (lead == 0xf4) high = 0x8f;
-    } else {
-        return 0;
-    }
-    if (available < bytes || text[1] < low || text[1] > high) return 0;
-    for (size_t i = 2; i < bytes; i++) {
-        if (text[i] < 0x80 || text[i] > 0xbf) return 0;
-    }
-    return bytes;
-}
 
 /* The value of four hexadecimal digits, or -1. */
 static int32_t hex4(const char *text, const char *end) {
@@ -126,7 +99,7 @@ static bt_status check_string(checker *c) {
             continue;
         }
         if (byte < 0x20) return refuse(c, "a control character in a string");
-        size_t bytes = json_utf8_bytes(c->at, (size_t)(c->end - c->at));
+        size_t bytes = byte < 0x80 ? 1 : bt_utf8_next(c->at, (size_t)(c->end - c->at));
         if (bytes == 0) return refuse(c, "bytes that are not UTF-8");
         c->at += bytes;
     }
@@ -338,29 +311,6 @@ bool bt_json_next_field(bt_json_iter *iter, bt_json *key_out, bt_json *value_out
     return bt_json_next_item(iter, key_out) && bt_json_next_item(iter, value_out);
 }
 
-static size_t put_utf8(uint32_t code, char *out) {
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    if (code < 0x800) {
-        out[0] = (char)(0xc0 | code >> 6);
-        out[1] = (char)(0x80 | (code & 0x3f));
-        return 2;
-    }
-    if (code < 0x10000) {
-        out[0] = (char)(0xe0 | code >> 12);
-        out[1] = (char)(0x80 | (code >> 6 & 0x3f));
-        out[2] = (char)(0x80 | (code & 0x3f));
-        return 3;
-    }
-    out[0] = (char)(0xf0 | code >> 18);
-    out[1] = (char)(0x80 | (code >> 12 & 0x3f));
-    out[2] = (char)(0x80 | (code >> 6 & 0x3f));
-    out[3] = (char)(0x80 | (code & 0x3f));
-    return 4;
-}
-
 /* The code point of the "\uXXXX" escape(s) at *at; moves it behind them. */
 static uint32_t take_unicode(const char **at, const char *end) {
     uint32_t code = (uint32_t)hex4(*at + 2, end);
@@ -395,7 +345,7 @@ size_t bt_json_string_decode(const bt_json *value, char *out) {
         at += plain;
         if (at == end) break;
         if (at[1] == 'u') {
-            used += put_utf8(take_unicode(&at, end), out + used);
+            used += bt_utf8_encode(take_unicode(&at, end), out + used);
         } else {
             out[used++] = unescape(at[1]);
             at += 2;

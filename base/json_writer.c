@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/json_internal.h"
 #include "base/json_number.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 
 enum { FIRST_BYTES = 256 };
 
@@ -115,22 +115,11 @@ void bt_json_add_escaped(bt_text *text, const char *bytes, size_t count) {
     bt_text_add(text, bytes + first, count - first);
 }
 
-/* Bytes of the longest prefix that is UTF-8. */
-static size_t valid_prefix(const char *bytes, size_t count) {
-    size_t at = 0;
-    while (at < count) {
-        const size_t sequence = json_utf8_bytes(bytes + at, count - at);
-        if (sequence == 0) break;
-        at += sequence;
-    }
-    return at;
-}
-
 void bt_json_add_string(bt_text *text, const char *bytes, size_t count) {
     static const char REPLACEMENT[] = "\xef\xbf\xbd"; /* U+FFFD */
     bt_text_add(text, "\"", 1);
     while (count > 0) {
-        const size_t good = valid_prefix(bytes, count);
+        const size_t good = bt_utf8_valid_prefix(bytes, count);
         bt_json_add_escaped(text, bytes, good);
         if (good == count) break;
         bt_text_add(text, REPLACEMENT, sizeof(REPLACEMENT) - 1);

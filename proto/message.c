@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 const char *proto_kind_name(proto_kind kind) {
     switch (kind) {
     case PROTO_HELLO: return "hello";
@@ -36,51 +38,38 @@ const char *proto_role_name(proto_role role) {
     return "unknown";
 }
 
-/* Length of the UTF-8 sequence at text, 0 when it is not one (overlong forms, surrogates and ends
- * of the string included: a zero byte is never a continuation). */
-static size_t utf8_length(const unsigned char *text) {
-    const unsigned first = text[0];
-    if (first < 0x80) return 1;
-    const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-    if (first < 0xc2 || first > 0xf4) return 0;
-    for (size_t i = 1; i < length; i++) {
-        if ((text[i] & 0xc0) != 0x80) return 0;
-    }
-    const unsigned second = text[1];
-    if (first == 0xe0 && second < 0xa0) return 0;
-    if (first == 0xed && second > 0x9f) return 0;
-    if (first == 0xf0 && second < 0x90) return 0;
-    if (first == 0xf4 && second > 0x8f) return 0;
-    return length;
+/* Bytes of the character at text [available > 0]; 0 for what may not reach a log, an error sentence
+ * or JSON: control characters and bytes that are not UTF-8. */
+static size_t clean_bytes(const char *text, size_t available) {
+    const unsigned char first = (unsigned char)*text;
+    return first < 0x20 || first == 0x7f ? 0 : bt_utf8_next(text, available);
 }
 
-/* These strings reach logs, error sentences and JSON. */
 static bool is_clean_text(const char *text) {
-    const unsigned char *at = (const unsigned char *)text;
-    while (*at != 0) {
-        if (*at < 0x20 || *at == 0x7f) return false;
-        const size_t length = utf8_length(at);
+    const char *end = text + strlen(text);
+    while (text < end) {
+        const size_t length = clean_bytes(text, (size_t)(end - text));
         if (length == 0) return false;
-        at += length;
+        text += length;
     }
     return true;
 }
 
 void proto_text_copy(char *to, size_t capacity, const char *from) {
-    const unsigned char *at = (const unsigned char *)from;
+    const char *end = from + strlen(from);
     size_t used = 0;
-    while (*at != 0) {
-        size_t length = *at < 0x20 || *at == 0x7f ? 0 : utf8_length(at);
+    while (from < end) {
+        size_t length = clean_bytes(from, (size_t)(end - from));
         const bool is_bad = length == 0;
         if (is_bad) length = 1;
         if (used + length + 1 > capacity) break;
         if (is_bad) {
             to[used] = '?';
         } else {
-            memcpy(to + used, at, length);
+            memcpy(to + used, from, length);
         }
         used += length;
-        at += length;
+        from += length;
     }
     if (capacity > 0) to[used] = '\0';
 }

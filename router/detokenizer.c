@@ -2,8 +2,8 @@
  * what can no longer become one is replaced. Each maximal subpart becomes one U+FFFD, as browsers
  * and Python do, so the text does not depend on how the bytes were cut. */
 #include "base/assert.h"
+#include "base/utf8.h"
 #include "router/tokenizer.h"
-#include "router/utf8.h"
 
 static const char replacement[] = "\xEF\xBF\xBD";
 
@@ -20,12 +20,12 @@ static void emit_replacement(detokenizer *d, text_sink sink, void *context) {
  * belong to it, and the held part was replaced. */
 static size_t extend_held(detokenizer *d, uint8_t byte, text_sink sink, void *context) {
     BT_ASSERT(d->held_count > 0 && d->held_count < sizeof d->held);
-    if (!utf8_can_follow(d->held[0], d->held_count, byte)) {
+    if (!bt_utf8_can_follow(d->held[0], d->held_count, byte)) {
         emit_replacement(d, sink, context);
         return 0;
     }
     d->held[d->held_count++] = byte;
-    if (d->held_count == utf8_sequence_bytes(d->held[0])) {
+    if (d->held_count == bt_utf8_sequence_bytes(d->held[0])) {
         const size_t count = d->held_count;
         d->held_count = 0;
         sink(context, (const char *)d->held, count);
@@ -41,12 +41,12 @@ void detokenizer_push(detokenizer *d, const char *bytes, size_t count, text_sink
             at += extend_held(d, (uint8_t)bytes[at], sink, context);
             continue;
         }
-        const size_t whole = utf8_valid_prefix(bytes + at, count - at);
+        const size_t whole = bt_utf8_valid_prefix(bytes + at, count - at);
         if (whole > 0) sink(context, bytes + at, whole);
         at += whole;
         if (at == count) break;
         const uint8_t lead = (uint8_t)bytes[at++];
-        if (utf8_sequence_bytes(lead) == 0) {
+        if (bt_utf8_sequence_bytes(lead) == 0) {
             emit_replacement(d, sink, context);
         } else {
             d->held[0] = lead;

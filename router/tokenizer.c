@@ -10,8 +10,8 @@
 #include "base/file_map.h"
 #include "base/gguf.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "router/tokenizer_internal.h"
-#include "router/utf8.h"
 
 enum { PATH_BYTES_MAX = 4096 };
 
@@ -216,7 +216,7 @@ static bt_status encode_gap(encode_job *job, const char *text, size_t bytes) {
 }
 
 bt_status encode_job_text(encode_job *job, const char *text, size_t bytes) {
-    if (!utf8_is_valid(text, bytes)) return BT_ERR_REQUEST_INVALID;
+    if (!bt_utf8_is_valid(text, bytes)) return BT_ERR_REQUEST_INVALID;
     /* What cannot fit is refused before any work is spent on it. */
     if (job->tokens_max != 0 && bytes / tokenizer_token_bytes_max(job->t) > job->tokens_max)
         return BT_ERR_CALLER_LIMIT;

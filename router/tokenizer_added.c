@@ -5,8 +5,8 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "router/tokenizer_internal.h"
-#include "router/utf8.h"
 
 static bt_status new_node(added_trie *trie, uint8_t byte, uint32_t sibling, uint32_t *index_out) {
     if (trie->count == trie->capacity) {
@@ -109,11 +109,11 @@ static size_t before(const char *text, size_t end) {
 static bool is_alone(const char *text, size_t bytes, size_t start, size_t end) {
     uint32_t c = 0;
     if (start > 0) {
-        (void)utf8_decode(text + before(text, start), &c);
+        (void)bt_utf8_decode(text + before(text, start), &c);
         if (is_word(c)) return false;
     }
     if (end == bytes) return true;
-    (void)utf8_decode(text + end, &c);
+    (void)bt_utf8_decode(text + end, &c);
     return !is_word(c);
 }
 
@@ -121,7 +121,7 @@ static size_t eat_spaces_before(const char *text, size_t start, size_t floor) {
     while (start > floor) {
         uint32_t c = 0;
         const size_t previous = before(text, start);
-        (void)utf8_decode(text + previous, &c);
+        (void)bt_utf8_decode(text + previous, &c);
         if (!is_space(c)) break;
         start = previous;
     }
@@ -131,7 +131,7 @@ static size_t eat_spaces_before(const char *text, size_t start, size_t floor) {
 static size_t eat_spaces_after(const char *text, size_t bytes, size_t end) {
     while (end < bytes) {
         uint32_t c = 0;
-        const uint32_t step = utf8_decode(text + end, &c);
+        const uint32_t step = bt_utf8_decode(text + end, &c);
         if (!is_space(c)) break;
         end += step;
     }

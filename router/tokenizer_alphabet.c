@@ -1,7 +1,7 @@
 /* The GPT-2 byte alphabet: printable Latin-1 bytes are themselves, the other 68 bytes are the code
  * points from U+0100 on, in byte order. */
+#include "base/utf8.h"
 #include "router/tokenizer_internal.h"
-#include "router/utf8.h"
 
 enum { SHIFTED_FIRST = 0x100, SHIFTED_COUNT = 68 };
 
@@ -24,7 +24,7 @@ bool byte_alphabet_decode(token_text text, char *bytes_out, size_t *count_out) {
     size_t count = 0;
     for (size_t at = 0; at < text.bytes;) {
         uint32_t code_point = 0;
-        at += utf8_decode(text.text + at, &code_point);
+        at += bt_utf8_decode(text.text + at, &code_point);
         const int32_t byte = byte_of(code_point);
         if (byte < 0) return false;
         bytes_out[count++] = (char)byte;

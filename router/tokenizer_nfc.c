@@ -10,8 +10,8 @@
 #include <utf8proc.h>
 
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "router/tokenizer_internal.h"
-#include "router/utf8.h"
 
 typedef enum point_kind {
     POINT_BOUNDARY, /* stays as it is, and nothing before it depends on it */
@@ -149,7 +149,7 @@ static bt_status normalize_stretch(nfc_buffer *buffer, const char *text, size_t 
     for (size_t at = 0; at < bytes;) {
         uint32_t c = 0;
         int bound_class = 0;
-        at += utf8_decode(text + at, &c);
+        at += bt_utf8_decode(text + at, &c);
         const utf8proc_ssize_t step = utf8proc_decompose_char(
             (utf8proc_int32_t)c, buffer->points + count, (utf8proc_ssize_t)(capacity - count),
             UTF8PROC_DECOMPOSE | UTF8PROC_STABLE, &bound_class);
@@ -163,7 +163,7 @@ static bt_status normalize_stretch(nfc_buffer *buffer, const char *text, size_t 
     status = reserve_text(buffer, 4 * (size_t)composed);
     for (size_t i = 0; i < (size_t)composed && status == BT_OK; i++)
         buffer->text_bytes +=
-            utf8_encode((uint32_t)buffer->points[i], buffer->text + buffer->text_bytes);
+            bt_utf8_encode((uint32_t)buffer->points[i], buffer->text + buffer->text_bytes);
     return status;
 }
 
@@ -171,7 +171,7 @@ static bt_status normalize_stretch(nfc_buffer *buffer, const char *text, size_t 
 static size_t inside_end(const char *text, size_t bytes, size_t at) {
     while (at < bytes) {
         uint32_t c = 0;
-        const uint32_t step = utf8_decode(text + at, &c);
+        const uint32_t step = bt_utf8_decode(text + at, &c);
         if (kind_of(c) != POINT_INSIDE) break;
         at += step;
     }
@@ -187,7 +187,7 @@ bt_status nfc_normalize(nfc_buffer *buffer, const char *text, size_t bytes, cons
     for (size_t at = 0; at < bytes && status == BT_OK;) {
         uint32_t c = 0;
         const size_t start = at;
-        at += utf8_decode(text + at, &c);
+        at += bt_utf8_decode(text + at, &c);
         const point_kind kind = kind_of(c);
         if (kind != POINT_INSIDE) {
             boundary = kind == POINT_BARRIER ? at : start;

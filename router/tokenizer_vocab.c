@@ -7,7 +7,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
-#include "router/utf8.h"
+#include "base/utf8.h"
 
 static bt_status no_memory(bt_error *error) {
     return bt_fail(error, BT_ERR_WORKER_MEMORY, "out of memory for the tokenizer");
@@ -65,7 +65,7 @@ static bt_status check_text(uint64_t id, token_text text, bt_error *error) {
     if (text.bytes > TOKENIZER_TOKEN_BYTES_MAX)
         return bt_fail(error, BT_ERR_CALLER_LIMIT, "token %llu is longer than %d bytes",
                        (unsigned long long)id, TOKENIZER_TOKEN_BYTES_MAX);
-    if (!utf8_is_valid(text.text, text.bytes))
+    if (!bt_utf8_is_valid(text.text, text.bytes))
         return bt_fail(error, BT_ERR_CALLER_FILE, "token %llu is not valid UTF-8",
                        (unsigned long long)id);
     return BT_OK;
@@ -203,7 +203,7 @@ static bt_status find_side(const tokenizer *t, token_text side, char *bytes, siz
         return bt_fail(error, BT_ERR_CALLER_FILE, "merge %u has an empty or too long side",
                        t->merge_count);
     *id_out = -1;
-    if (utf8_is_valid(side.text, side.bytes) && byte_alphabet_decode(side, bytes, count_out))
+    if (bt_utf8_is_valid(side.text, side.bytes) && byte_alphabet_decode(side, bytes, count_out))
         *id_out = tokenizer_find_piece(t, bytes, *count_out);
     if (*id_out < 0)
         return bt_fail(error, BT_ERR_CALLER_FILE,

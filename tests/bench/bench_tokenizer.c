@@ -7,8 +7,8 @@
 
 #include "base/clock.h"
 #include "base/file_map.h"
+#include "base/utf8.h"
 #include "router/tokenizer.h"
-#include "router/utf8.h"
 
 enum { PROMPT_BYTES = 4096 };
 
@@ -81,7 +81,7 @@ int main(int count, char **values) {
     }
     printf("load %.1f ms\n", (double)(now_us() - start_us) / 1e3);
     const char *text = (const char *)file.data;
-    const size_t bytes = utf8_valid_prefix(text, file.bytes);
+    const size_t bytes = bt_utf8_valid_prefix(text, file.bytes);
     const long rounds = count > 3 ? strtol(values[3], NULL, 10) : 3;
     for (long round = 0; round <= rounds; round++) {
         size_t decoded = 0;

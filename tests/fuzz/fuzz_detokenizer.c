@@ -5,8 +5,8 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "router/stop_strings.h"
-#include "router/utf8.h"
 #include "tests/fuzz/fuzz.h"
 
 typedef struct stream {
@@ -26,7 +26,7 @@ static void keep(void *context, const char *text, size_t bytes) {
 static void match(void *context, const char *text, size_t bytes) {
     stream *s = context;
     BT_ASSERT(bytes > 0);
-    BT_ASSERT(utf8_is_valid(text, bytes));
+    BT_ASSERT(bt_utf8_is_valid(text, bytes));
     (void)stop_matcher_push(&s->matcher, text, bytes, keep, s);
 }
 

@@ -5,7 +5,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
-#include "router/utf8.h"
+#include "base/utf8.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/tiny_bpe.h"
 
@@ -59,7 +59,7 @@ static void check_list(const tokenizer *t, const char *text, size_t bytes, bool 
     }
     /* Normal text stays normal. Its added tokens may differ: one can appear by normalising. */
     options.parses_special = true;
-    BT_ASSERT(utf8_is_valid((const char *)joined.data, joined.count));
+    BT_ASSERT(bt_utf8_is_valid((const char *)joined.data, joined.count));
     BT_ASSERT(tokenizer_encode(t, (const char *)joined.data, joined.count, options, &again) ==
               BT_OK);
     test_bytes twice = join(t, &again);
@@ -77,7 +77,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     const tokenizer *t = tokenizers()[which];
     const char *text = (const char *)data + 1;
     token_list list = {0};
-    const bool is_valid = utf8_is_valid(text, bytes - 1);
+    const bool is_valid = bt_utf8_is_valid(text, bytes - 1);
     const bt_status status = tokenizer_encode(t, text, bytes - 1, options, &list);
     BT_ASSERT(status == (is_valid ? BT_OK : BT_ERR_REQUEST_INVALID));
     if (is_valid) check_list(t, text, bytes - 1, which == 3, options, &list);

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "router/utf8.h"
+#include "base/utf8.h"
 
 enum { TEXT_MAX = 4096 };
 
@@ -25,7 +25,7 @@ static void collect(void *context, const char *text, size_t bytes) {
     assert_true(bytes > 0 && to->bytes + bytes <= TEXT_MAX);
     memcpy(to->text + to->bytes, text, bytes);
     to->bytes += bytes;
-    if (!utf8_is_valid(text, bytes)) to->is_broken = true;
+    if (!bt_utf8_is_valid(text, bytes)) to->is_broken = true;
 }
 
 /* Feeds the bytes in pieces whose ends are the set bits of `cuts`, repeating. */
@@ -133,10 +133,10 @@ static void replacements_are_not_delayed(void **state) {
 static size_t decode_naively(const uint8_t *bytes, size_t count, char *out) {
     size_t written = 0;
     for (size_t at = 0; at < count;) {
-        const uint32_t need = utf8_sequence_bytes(bytes[at]);
+        const uint32_t need = bt_utf8_sequence_bytes(bytes[at]);
         size_t have = 1;
         while (have < need && at + have < count &&
-               utf8_can_follow(bytes[at], (uint32_t)have, bytes[at + have]))
+               bt_utf8_can_follow(bytes[at], (uint32_t)have, bytes[at + have]))
             have++;
         const bool is_whole = need > 0 && have == need;
         memcpy(out + written, is_whole ? (const char *)bytes + at : R, is_whole ? have : 3);

@@ -1,9 +1,9 @@
 /* The byte ranges of table 3-7 of the Unicode standard, and nothing else. */
-#include "router/utf8.h"
+#include "base/utf8.h"
 
 #include <string.h>
 
-uint32_t utf8_sequence_bytes(uint8_t lead) {
+uint32_t bt_utf8_sequence_bytes(uint8_t lead) {
     if (lead < 0x80) return 1;
     if (lead < 0xC2) return 0;
     if (lead < 0xE0) return 2;
@@ -11,7 +11,7 @@ uint32_t utf8_sequence_bytes(uint8_t lead) {
     return lead < 0xF5 ? 4 : 0;
 }
 
-bool utf8_can_follow(uint8_t lead, uint32_t index, uint8_t byte) {
+bool bt_utf8_can_follow(uint8_t lead, uint32_t index, uint8_t byte) {
     uint8_t low = 0x80;
     uint8_t high = 0xBF;
     if (index == 1) {
@@ -23,7 +23,7 @@ bool utf8_can_follow(uint8_t lead, uint32_t index, uint8_t byte) {
     return byte >= low && byte <= high;
 }
 
-size_t utf8_ascii_prefix(const char *text, size_t bytes) {
+size_t bt_utf8_ascii_prefix(const char *text, size_t bytes) {
     size_t at = 0;
     for (; at + 8 <= bytes; at += 8) {
         uint64_t word;
@@ -35,30 +35,34 @@ size_t utf8_ascii_prefix(const char *text, size_t bytes) {
     return at;
 }
 
-static bool is_sequence(const char *text, uint32_t bytes) {
-    for (uint32_t i = 1; i < bytes; i++)
-        if (!utf8_can_follow((uint8_t)text[0], i, (uint8_t)text[i])) return false;
-    return true;
+size_t bt_utf8_next(const char *text, size_t bytes) {
+    if (bytes == 0) return 0;
+    const uint8_t lead = (uint8_t)text[0];
+    const uint32_t need = bt_utf8_sequence_bytes(lead);
+    if (need > bytes) return 0;
+    for (uint32_t i = 1; i < need; i++)
+        if (!bt_utf8_can_follow(lead, i, (uint8_t)text[i])) return 0;
+    return need;
 }
 
-size_t utf8_valid_prefix(const char *text, size_t bytes) {
-    size_t at = utf8_ascii_prefix(text, bytes);
+size_t bt_utf8_valid_prefix(const char *text, size_t bytes) {
+    size_t at = bt_utf8_ascii_prefix(text, bytes);
     while (at < bytes) {
-        const uint32_t need = utf8_sequence_bytes((uint8_t)text[at]);
-        if (need == 0 || need > bytes - at || !is_sequence(text + at, need)) return at;
-        at += need;
-        if (need == 1) at += utf8_ascii_prefix(text + at, bytes - at);
+        const size_t next = bt_utf8_next(text + at, bytes - at);
+        if (next == 0) return at;
+        at += next;
+        if (next == 1) at += bt_utf8_ascii_prefix(text + at, bytes - at);
     }
     return at;
 }
 
-bool utf8_is_valid(const char *text, size_t bytes) {
-    return utf8_valid_prefix(text, bytes) == bytes;
+bool bt_utf8_is_valid(const char *text, size_t bytes) {
+    return bt_utf8_valid_prefix(text, bytes) == bytes;
 }
 
-uint32_t utf8_decode(const char *text, uint32_t *code_point_out) {
+uint32_t bt_utf8_decode(const char *text, uint32_t *code_point_out) {
     const uint8_t *b = (const uint8_t *)text;
-    const uint32_t bytes = utf8_sequence_bytes(b[0]);
+    const uint32_t bytes = bt_utf8_sequence_bytes(b[0]);
     switch (bytes) {
     case 2: *code_point_out = ((b[0] & 0x1FU) << 6) | (b[1] & 0x3FU); return 2;
     case 3:
@@ -73,7 +77,7 @@ uint32_t utf8_decode(const char *text, uint32_t *code_point_out) {
     return 1;
 }
 
-uint32_t utf8_encode(uint32_t code_point, char text_out[4]) {
+uint32_t bt_utf8_encode(uint32_t code_point, char text_out[4]) {
     if (code_point < 0x80) {
         text_out[0] = (char)code_point;
         return 1;

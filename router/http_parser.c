@@ -259,7 +259,7 @@ static void take_field(http_parser *parser, char *line, size_t bytes) {
 /* The empty line after the fields: decides how the body is framed. */
 static void take_head(http_parser *parser, http_event *event) {
     http_request *request = &parser->request;
-    if (parser->host_count == 0 && request->version_minor == 1) {
+    if (parser->host_count == 0) {
         fail(parser, 400, "Host is missing");
     } else if (request->is_chunked && parser->length_count > 0) {
         fail(parser, 400, "Content-Length and Transfer-Encoding together");

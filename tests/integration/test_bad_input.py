@@ -177,6 +177,7 @@ def http_that_is_not_strict():
         b"GET /health HTTP/1.1\r\nHost: a\r\nX: a\r\n b\r\n\r\n": 400,
         b"GET /health HTTP/1.1\r\nHost : a\r\n\r\n": 400,
         b"GET /health HTTP/1.1\r\n\r\n": 400,
+        b"GET /health HTTP/1.0\r\n\r\n": 400,
         b"GET /health HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n": 400,
         b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}": 400,
         b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: +2\r\n\r\n{}": 400,

@@ -119,7 +119,8 @@ typedef struct parse_case {
 #define H "Host: a\r\n"
 static const parse_case CASES[] = {
     {"plain get", "GET / HTTP/1.1\r\n" H "\r\n", 0, 1},
-    {"1.0 without host", "GET / HTTP/1.0\r\n\r\n", 0, 1},
+    {"1.0 without host", "GET / HTTP/1.0\r\n\r\n", 400, 0},
+    {"1.0 with host", "GET / HTTP/1.0\r\n" H "\r\n", 0, 1},
     {"leading empty line", "\r\nGET / HTTP/1.1\r\n" H "\r\n", 0, 1},
     {"length body", "POST /g HTTP/1.1\r\n" H "Content-Length: 3\r\n\r\nabc", 0, 1},
     {"length zero", "POST /g HTTP/1.1\r\n" H "Content-Length: 0\r\n\r\n", 0, 1},
@@ -280,10 +281,12 @@ static void test_what_was_read(void **state) {
     assert_string_equal(t.text, "PUT /v1/models ? x=1&y 1.1 chunked=1 keep=0 expect=0 length=0\n"
                                 "[host]=[h:80]\n[x-request-id]=[q 1]\n[connection]=[foo, Close]\n"
                                 "[transfer-encoding]=[chunked]\nend abc\n");
-    input = "GET http://host:1 HTTP/1.0\r\nConnection: Keep-Alive\r\nExpect: 100-continue\r\n\r\n";
+    input = "GET http://host:1 HTTP/1.0\r\nHost: a\r\nConnection: Keep-Alive\r\nExpect: "
+            "100-continue\r\n\r\n";
     run_all_ways(input, strlen(input), &t);
-    assert_string_equal(t.text, "GET / ?  1.0 chunked=0 keep=1 expect=0 length=0\n"
-                                "[connection]=[Keep-Alive]\n[expect]=[100-continue]\nend \n");
+    assert_string_equal(t.text,
+                        "GET / ?  1.0 chunked=0 keep=1 expect=0 length=0\n"
+                        "[host]=[a]\n[connection]=[Keep-Alive]\n[expect]=[100-continue]\nend \n");
     input = "PATCH HTTP://host?q HTTP/1.1\r\n" H "Expect: tea\r\n\r\n";
     run_all_ways(input, strlen(input), &t);
     assert_string_equal(t.text, "PATCH / ? q 1.1 chunked=0 keep=1 expect=2 length=0\n"

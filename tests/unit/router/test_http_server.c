@@ -192,9 +192,9 @@ static void test_reply_and_keep_alive(void **state) {
 
 static void test_close_and_http_1_0(void **state) {
     fixture *f = *state;
-    const char *answer = ask(f, "GET /now HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
+    const char *answer = ask(f, "GET /now HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\n\r\n");
     assert_has(answer, "Connection: keep-alive\r\n");
-    answer = ask(f, "GET /now HTTP/1.0\r\n\r\n");
+    answer = ask(f, "GET /now HTTP/1.0\r\nHost: a\r\n\r\n");
     assert_has(answer, "Connection: close\r\n");
     assert_true(take(f));
 }
@@ -321,7 +321,7 @@ static void test_stream_in_chunks(void **state) {
     (void)take(f);
     assert_has(f->answer, "\r\n\r\n9\r\ndata: 1\n\n\r\n0\r\n\r\n");
     assert_has(ask(f, "GET /now HTTP/1.1\r\n" H "\r\n"), "200 OK");
-    (void)ask(f, "GET /stream HTTP/1.0\r\n\r\n");
+    (void)ask(f, "GET /stream HTTP/1.0\r\nHost: a\r\n\r\n");
     assert_null(strstr(f->answer, "Transfer-Encoding"));
     http_exchange_add(f->held[1], "abc", 3);
     http_exchange_end(f->held[1]);

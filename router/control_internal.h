@@ -5,11 +5,11 @@
 #include <pthread.h>
 
 #include "base/clock.h"
+#include "base/id_map.h"
 #include "proto/link.h"
 #include "proto/listener.h"
 #include "router/budget.h"
 #include "router/control.h"
-#include "router/id_map.h"
 
 enum {
     CONTROL_LINKS_MAX = 2048, /* two of each worker, and those being refused */
@@ -45,7 +45,7 @@ struct control {
     size_t rid_mask;
     /* Workers. */
     proto_listener *listener;
-    id_map links;
+    bt_id_map links;
     dispatch_link next_link;
     /* What other threads may see. */
     pthread_mutex_t mutex;

@@ -6,7 +6,7 @@
 #include "router/control_internal.h"
 
 static void free_link(control_link *l) {
-    id_map_remove(&l->control->links, l->id);
+    bt_id_map_remove(&l->control->links, bt_id_of(l->id));
     proto_link_destroy(l->link);
     bt_free(l);
 }
@@ -50,13 +50,13 @@ static void on_accept(void *context, int fd, const char *peer) {
         bt_free(l);
         return;
     }
-    id_map_put(&c->links, l->id, l);
+    bt_id_map_put(&c->links, bt_id_of(l->id), l);
     dispatch_on_opened(c->dispatch, l->id, control_now(c));
 }
 
 void control_link_send(void *context, dispatch_link link, proto_message *message) {
     control *c = context;
-    control_link *l = id_map_get(&c->links, link);
+    control_link *l = bt_id_map_get(&c->links, bt_id_of(link));
     if (l == NULL || l->is_closing) {
         bt_free(message->payload);
         return;
@@ -66,7 +66,7 @@ void control_link_send(void *context, dispatch_link link, proto_message *message
 
 void control_link_close(void *context, dispatch_link link) {
     control *c = context;
-    control_link *l = id_map_get(&c->links, link);
+    control_link *l = bt_id_map_get(&c->links, bt_id_of(link));
     if (l == NULL || l->is_closing) return;
     l->is_closing = true;
     proto_link_finish(l->link);
@@ -74,7 +74,7 @@ void control_link_close(void *context, dispatch_link link) {
 
 bt_status control_links_open(control *c, bt_error *error) {
     const proto_listener_events events = {.on_accept = on_accept, .context = c};
-    bt_status status = id_map_init(&c->links, CONTROL_LINKS_MAX);
+    bt_status status = bt_id_map_init(&c->links, CONTROL_LINKS_MAX);
     c->next_link = 1;
     if (status != BT_OK) return bt_fail(error, status, "no memory for the workers' connections");
     return proto_listener_open(bt_loop_get_base(c->loop), &c->options.address, &events,
@@ -86,11 +86,11 @@ void control_links_close(control *c) {
     c->listener = NULL;
     for (size_t i = 0; c->links.entries != NULL && i <= c->links.mask; i++) {
         control_link *l = c->links.entries[i].value;
-        if (c->links.entries[i].id == 0) continue;
+        if (c->links.entries[i].value == NULL) continue;
         proto_link_destroy(l->link);
         bt_free(l);
     }
-    id_map_fini(&c->links);
+    bt_id_map_fini(&c->links);
 }
 
 uint16_t control_port(const control *c) {

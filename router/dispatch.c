@@ -24,7 +24,7 @@ void dispatch_send(dispatch *d, connection *to, proto_message *message) {
 
 void dispatch_close(dispatch *d, connection *which) {
     const dispatch_link id = which->id;
-    id_map_remove(&d->links, id);
+    bt_id_map_remove(&d->links, bt_id_of(id));
     *which = (connection){.id = 0};
     d->is_calling = true;
     d->ops.close(d->ops.context, id);
@@ -82,9 +82,9 @@ static void set_options(dispatch *d, const dispatch_options *options) {
 static bt_status allocate(dispatch *d) {
     d->pairs = bt_calloc(DISPATCH_WORKERS_MAX, sizeof *d->pairs);
     if (d->pairs == NULL) return BT_ERR_WORKER_MEMORY;
-    bt_status status = id_map_init(&d->links, DISPATCH_LINKS_MAX);
-    if (status == BT_OK) status = id_map_init(&d->requests, d->options.requests_max);
-    if (status == BT_OK) status = id_map_init(&d->attempts, d->options.requests_max);
+    bt_status status = bt_id_map_init(&d->links, DISPATCH_LINKS_MAX);
+    if (status == BT_OK) status = bt_id_map_init(&d->requests, d->options.requests_max);
+    if (status == BT_OK) status = bt_id_map_init(&d->attempts, d->options.requests_max);
     return status;
 }
 
@@ -123,9 +123,9 @@ void dispatch_destroy(dispatch *d) {
     for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++)
         bt_free(d->workers[i]);
     bt_free(d->pairs);
-    id_map_fini(&d->links);
-    id_map_fini(&d->requests);
-    id_map_fini(&d->attempts);
+    bt_id_map_fini(&d->links);
+    bt_id_map_fini(&d->requests);
+    bt_id_map_fini(&d->attempts);
     bt_free(d);
 }
 
@@ -133,7 +133,7 @@ void dispatch_destroy(dispatch *d) {
 
 void dispatch_on_opened(dispatch *d, dispatch_link link, uint64_t now_us) {
     enter(d, now_us);
-    if (id_map_get(&d->links, link) == NULL) (void)dispatch_registry_open(d, link);
+    if (bt_id_map_get(&d->links, bt_id_of(link)) == NULL) (void)dispatch_registry_open(d, link);
     leave(d);
 }
 
@@ -202,7 +202,7 @@ static void on_worker_message(dispatch *d, connection *from, const proto_message
 void dispatch_on_message(dispatch *d, dispatch_link link, const proto_message *message,
                          uint64_t now_us) {
     enter(d, now_us);
-    connection *from = id_map_get(&d->links, link);
+    connection *from = bt_id_map_get(&d->links, bt_id_of(link));
     if (from == NULL) from = dispatch_registry_open(d, link);
     if (from == NULL) return;
     if (from->lane == 0) {
@@ -215,7 +215,7 @@ void dispatch_on_message(dispatch *d, dispatch_link link, const proto_message *m
 
 void dispatch_on_closed(dispatch *d, dispatch_link link, uint64_t now_us) {
     enter(d, now_us);
-    connection *which = id_map_get(&d->links, link);
+    connection *which = bt_id_map_get(&d->links, bt_id_of(link));
     if (which != NULL) dispatch_registry_on_link_closed(d, which);
     leave(d);
 }
@@ -240,7 +240,7 @@ bt_status dispatch_submit(dispatch *d, const dispatch_request *from, uint64_t no
 
 void dispatch_cancel(dispatch *d, uint64_t id, uint64_t now_us) {
     enter(d, now_us);
-    request *r = id_map_get(&d->requests, id);
+    request *r = bt_id_map_get(&d->requests, bt_id_of(id));
     if (r != NULL) {
         dispatch_request_end_with(d, r, BT_ERR_REQUEST_CANCELLED, "the request was cancelled");
     }
@@ -249,7 +249,7 @@ void dispatch_cancel(dispatch *d, uint64_t id, uint64_t now_us) {
 
 void dispatch_grant(dispatch *d, uint64_t id, uint64_t bytes, uint64_t now_us) {
     enter(d, now_us);
-    request *r = id_map_get(&d->requests, id);
+    request *r = bt_id_map_get(&d->requests, bt_id_of(id));
     if (r != NULL) dispatch_stream_grant(d, r, bytes);
     leave(d);
 }

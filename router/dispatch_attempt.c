@@ -12,7 +12,7 @@
 
 request *dispatch_attempt_find(dispatch *d, proto_attempt attempt) {
     request *r = attempt.router_incarnation == d->options.incarnation
-                     ? id_map_get(&d->attempts, attempt.counter)
+                     ? bt_id_map_get(&d->attempts, bt_id_of(attempt.counter))
                      : NULL;
     if (r == NULL) d->late_total++;
     return r;
@@ -90,7 +90,7 @@ void dispatch_attempt_drop(dispatch *d, request *r, const worker *over_there) {
     dispatch_attempt_release_prefill(d, r);
     release_decode(d, r);
     dispatch_stream_end(r);
-    id_map_remove(&d->attempts, r->attempt);
+    bt_id_map_remove(&d->attempts, bt_id_of(r->attempt));
     r->attempt = 0;
 }
 
@@ -161,7 +161,7 @@ void dispatch_attempt_begin(dispatch *d, request *r, worker *prefill, worker *de
     BT_ASSERT(r->attempt == 0);
     BT_ASSERT(r->state == REQUEST_QUEUED);
     r->attempt = d->next_attempt++;
-    id_map_put(&d->attempts, r->attempt, r);
+    bt_id_map_put(&d->attempts, bt_id_of(r->attempt), r);
     r->is_run_sent = r->is_prefill_done = false;
     r->slot = r->slot_generation = 0;
     r->tries++;

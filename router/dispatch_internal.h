@@ -11,8 +11,8 @@
 #define BT_ROUTER_DISPATCH_INTERNAL_H
 
 #include "base/compiler.h"
+#include "base/id_map.h"
 #include "router/dispatch.h"
-#include "router/id_map.h"
 #include "router/row_assembler.h"
 
 enum {
@@ -156,13 +156,13 @@ struct dispatch {
     uint32_t joined_count[LEGS];
     uint32_t next_worker_id;
     connection connections[DISPATCH_LINKS_MAX];
-    id_map links;
+    bt_id_map links;
     pair (*pairs)[DISPATCH_WORKERS_MAX]; /* [prefill slot][decode slot] */
     uint32_t ready_pairs;
     bool was_ready;
     uint64_t ready_lost_us;
-    id_map requests; /* by the caller's id */
-    id_map attempts; /* by counter */
+    bt_id_map requests; /* by the caller's id */
+    bt_id_map attempts; /* by counter */
     request *all_first;
     request *queue_first, *queue_last;
     uint32_t request_count, queued_count;

@@ -24,7 +24,7 @@ connection *dispatch_registry_open(dispatch *d, dispatch_link link) {
         return NULL;
     }
     *entry = (connection){.id = link, .opened_us = d->now_us};
-    id_map_put(&d->links, link, entry);
+    bt_id_map_put(&d->links, bt_id_of(link), entry);
     return entry;
 }
 
@@ -41,7 +41,7 @@ void dispatch_registry_protocol_error(dispatch *d, connection *from, const char 
 void dispatch_registry_on_link_closed(dispatch *d, connection *which) {
     worker *w = which->worker;
     const bool is_control = which->lane == PROTO_LANE_CONTROL;
-    id_map_remove(&d->links, which->id);
+    bt_id_map_remove(&d->links, bt_id_of(which->id));
     if (w != NULL) {
         if (is_control) {
             w->control = NULL;

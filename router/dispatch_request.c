@@ -44,7 +44,7 @@ static bt_status check_submit(const dispatch *d, const dispatch_request *from, b
     }
     const bt_status status = proto_generation_check(&from->generation, error);
     if (status != BT_OK) return status;
-    if (id_map_get(&d->requests, from->id) != NULL) {
+    if (bt_id_map_get(&d->requests, bt_id_of(from->id)) != NULL) {
         return bt_fail(error, BT_ERR_REQUEST_DUPLICATE, "a request of this id is running");
     }
     if (dispatch_request_is_hopeless(d)) {
@@ -92,7 +92,7 @@ bt_status dispatch_request_submit(dispatch *d, const dispatch_request *from, bt_
     r->all_next = d->all_first;
     if (r->all_next != NULL) r->all_next->all_prev = r;
     d->all_first = r;
-    id_map_put(&d->requests, r->id, r);
+    bt_id_map_put(&d->requests, bt_id_of(r->id), r);
     d->request_count++;
     d->requests_total++;
     dispatch_queue_insert(d, r);
@@ -126,7 +126,7 @@ static void unlist(dispatch *d, request *r) {
     } else {
         d->all_first = r->all_next;
     }
-    id_map_remove(&d->requests, r->id);
+    bt_id_map_remove(&d->requests, bt_id_of(r->id));
     d->request_count--;
 }
 

@@ -22,11 +22,7 @@ const char *decode_state_name(decode_state state) {
 }
 
 decode_attempt *decode_find(decode_core *core, proto_attempt id) {
-    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
-        decode_attempt *a = &core->attempts[i];
-        if (a->state != DECODE_FREE && proto_attempt_equal(a->id, id)) return a;
-    }
-    return NULL;
+    return bt_id_map_get(&core->by_id, proto_attempt_id(id));
 }
 
 decode_attempt *decode_take_free(decode_core *core) {
@@ -60,10 +56,11 @@ void decode_set_state(decode_core *core, decode_attempt *a, decode_state next, u
         [DECODE_LEAVING] = 1u << DECODE_FREE,
         [DECODE_QUARANTINE] = 1u << DECODE_FREE,
     };
-    (void)core;
     BT_ASSERT((edges[a->state] >> next & 1u) != 0);
     bt_log_debug("decode", "attempt " DECODE_ID_FORMAT ": %s -> %s (%s)", DECODE_ID_ARGS(a->id),
                  decode_state_name(a->state), decode_state_name(next), reason);
+    if (a->state == DECODE_FREE) bt_id_map_put(&core->by_id, proto_attempt_id(a->id), a);
+    if (next == DECODE_FREE) bt_id_map_remove(&core->by_id, proto_attempt_id(a->id));
     a->state = next;
     a->deadline_us = deadline_us;
 }

@@ -109,7 +109,8 @@ bt_status decode_core_create(const decode_core_options *options, decode_core **o
     core->attempts = bt_calloc(n, sizeof *core->attempts);
     core->page_lists = bt_calloc(n * core->pages_per_attempt, sizeof *core->page_lists);
     if (core->attempts == NULL || core->page_lists == NULL) goto destroy;
-    status = init_membership(core);
+    status = bt_id_map_init(&core->by_id, n);
+    if (status == BT_OK) status = init_membership(core);
     if (status == BT_OK) status = decode_step_init(core);
     if (status != BT_OK) goto destroy;
     options->compute->on_done = decode_on_step_done;
@@ -139,6 +140,7 @@ void decode_core_destroy(decode_core *core) {
     }
     membership_fini(&core->member);
     decode_step_fini(core);
+    bt_id_map_fini(&core->by_id);
     bt_free(core->page_lists);
     bt_free(core->attempts);
     bt_free(core);
@@ -263,15 +265,20 @@ void decode_core_look(const decode_core *core, decode_view *view_out) {
 bool decode_core_check(const decode_core *core) {
     uint32_t pages = 0;
     uint32_t slots = 0;
+    uint32_t attempts = 0;
     for (uint32_t i = 0; i < core->options.sequences_max; i++) {
         const decode_attempt *a = &core->attempts[i];
         if (a->state == DECODE_FREE && (a->page_count != 0 || a->has_slot)) return false;
+        if (a->state != DECODE_FREE && bt_id_map_get(&core->by_id, proto_attempt_id(a->id)) != a)
+            return false;
+        attempts += a->state != DECODE_FREE;
         pages += a->page_count;
         slots += a->has_slot;
         for (uint32_t p = 0; p < a->page_count; p++) {
             if (kv_pool_owner(core->options.pages, a->pages[p]) != decode_owner(a)) return false;
         }
     }
+    if (core->by_id.count != attempts) return false;
     const kv_pool_counts counts = kv_pool_count(core->options.pages);
     if (counts.owned + counts.quarantined != pages) return false;
     const uint32_t held =

@@ -19,6 +19,7 @@
 #ifndef BT_DECODE_INTERNAL_H
 #define BT_DECODE_INTERNAL_H
 
+#include "base/id_map.h"
 #include "decode/decode_core.h"
 #include "pd_buffers/handoff.h"
 #include "pd_buffers/membership.h"
@@ -102,6 +103,7 @@ struct decode_core {
     uint32_t pages_per_attempt; /* of context_tokens */
     uint32_t *page_lists;
     decode_attempt *attempts; /* [sequences_max] */
+    bt_id_map by_id;          /* the attempts that are not FREE */
     uint32_t stream_next;     /* round robin */
     bool owes_capacity;       /* a RESERVE was answered FULL */
     bool has_released;        /* since then */

@@ -17,6 +17,7 @@
 
 #include "base/assert.h"
 #include "base/fault.h"
+#include "base/id_map.h"
 #include "base/mem.h"
 #include "pd_buffers/handoff_peers.h"
 #include "pd_buffers/handoff_wire.h"
@@ -65,7 +66,8 @@ struct handoff_receiver {
     handoff_receiver_options options;
     handoff_geometry geometry;
     handoff_peers peers;
-    incoming *records; /* [attempts_max] */
+    incoming *records;    /* [attempts_max] */
+    bt_id_map by_attempt; /* the records that are not FREE */
     uint32_t active;
     handoff_receiver_counts counts;
     xfer_iov iov[XFER_IOV_MAX]; /* of the receive being posted */
@@ -76,18 +78,14 @@ static xfer *mover_of(handoff_receiver *receiver) {
 }
 
 static incoming *find(handoff_receiver *receiver, proto_attempt attempt) {
-    for (uint32_t i = 0; i < receiver->options.attempts_max; i++) {
-        incoming *in = &receiver->records[i];
-        if (in->state != INCOMING_FREE && proto_attempt_equal(in->offer.attempt, attempt))
-            return in;
-    }
-    return NULL;
+    return bt_id_map_get(&receiver->by_attempt, proto_attempt_id(attempt));
 }
 
 static void release_record(handoff_receiver *receiver, incoming *in) {
     BT_ASSERT(in->posted == 0);
     in->state = INCOMING_FREE;
     receiver->active--;
+    bt_id_map_remove(&receiver->by_attempt, proto_attempt_id(in->offer.attempt));
 }
 
 static bt_status send_ack(handoff_receiver *receiver, xfer_peer to, proto_attempt attempt,
@@ -475,6 +473,7 @@ bt_status handoff_receiver_create(const handoff_receiver_options *options, hando
                                              options->chunk_bytes_max, &receiver->geometry);
     receiver->records = bt_calloc(options->attempts_max, sizeof *receiver->records);
     if (status == BT_OK && receiver->records == NULL) status = BT_ERR_WORKER_MEMORY;
+    if (status == BT_OK) status = bt_id_map_init(&receiver->by_attempt, options->attempts_max);
     if (status != BT_OK) {
         handoff_receiver_destroy(receiver);
         return status;
@@ -501,6 +500,7 @@ void handoff_receiver_destroy(handoff_receiver *receiver) {
         bt_free(in->is_covered);
     }
     handoff_peers_fini(&receiver->peers);
+    bt_id_map_fini(&receiver->by_attempt);
     bt_free(receiver->records);
     bt_free(receiver);
 }
@@ -574,6 +574,7 @@ bt_status handoff_receiver_expect(handoff_receiver *receiver, const handoff_offe
     };
     in->offer.pages = in->pages;
     receiver->active++;
+    bt_id_map_put(&receiver->by_attempt, proto_attempt_id(offer->attempt), in);
     return BT_OK;
 }
 

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/id_map.h"
 #include "base/mem.h"
 #include "pd_buffers/handoff_peers.h"
 #include "pd_buffers/handoff_wire.h"
@@ -52,19 +53,16 @@ struct handoff_sender {
     handoff_sender_options options;
     handoff_geometry geometry;
     handoff_peers peers;
-    outgoing *records; /* [attempts_max] */
-    uint32_t *order;   /* [active] indices of records, oldest first */
+    outgoing *records;    /* [attempts_max] */
+    bt_id_map by_attempt; /* the records that are not FREE */
+    uint32_t *order;      /* [active] indices of records, oldest first */
     uint32_t active;
     handoff_sender_counts counts;
     xfer_iov iov[XFER_IOV_MAX]; /* of the chunk being sent */
 };
 
 static outgoing *find(handoff_sender *sender, proto_attempt attempt) {
-    for (uint32_t i = 0; i < sender->active; i++) {
-        outgoing *out = &sender->records[sender->order[i]];
-        if (proto_attempt_equal(out->target.attempt, attempt)) return out;
-    }
-    return NULL;
+    return bt_id_map_get(&sender->by_attempt, proto_attempt_id(attempt));
 }
 
 /* ---- ends of an attempt ---------------------------------------------------------------------- */
@@ -78,6 +76,7 @@ static void release_record(handoff_sender *sender, outgoing *out) {
     memmove(&sender->order[at], &sender->order[at + 1],
             sizeof *sender->order * (sender->active - at - 1));
     sender->active--;
+    bt_id_map_remove(&sender->by_attempt, proto_attempt_id(out->target.attempt));
     row_pool_release(sender->options.rows, out->staging);
     out->state = OUTGOING_FREE;
 }
@@ -337,6 +336,7 @@ bt_status handoff_sender_create(const handoff_sender_options *options, handoff_s
     sender->order = bt_calloc(options->attempts_max, sizeof *sender->order);
     if (status == BT_OK && (sender->records == NULL || sender->order == NULL))
         status = BT_ERR_WORKER_MEMORY;
+    if (status == BT_OK) status = bt_id_map_init(&sender->by_attempt, options->attempts_max);
     if (status != BT_OK) {
         handoff_sender_destroy(sender);
         return status;
@@ -360,6 +360,7 @@ void handoff_sender_destroy(handoff_sender *sender) {
         bt_free(sender->records[i].checksums);
     }
     handoff_peers_fini(&sender->peers);
+    bt_id_map_fini(&sender->by_attempt);
     bt_free(sender->order);
     bt_free(sender->records);
     bt_free(sender);
@@ -404,6 +405,7 @@ bt_status handoff_sender_begin(handoff_sender *sender, const handoff_target *tar
         .page_capacity = out->page_capacity,
     };
     sender->order[sender->active++] = (uint32_t)(out - sender->records);
+    bt_id_map_put(&sender->by_attempt, proto_attempt_id(target->attempt), out);
     return BT_OK;
 }
 

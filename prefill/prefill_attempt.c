@@ -24,11 +24,7 @@ const char *prefill_state_name(prefill_state state) {
 }
 
 prefill_attempt *prefill_find(prefill_core *core, proto_attempt id) {
-    for (uint32_t i = 0; i < core->options.attempts_max; i++) {
-        prefill_attempt *a = &core->attempts[i];
-        if (a->state != PREFILL_FREE && proto_attempt_equal(a->id, id)) return a;
-    }
-    return NULL;
+    return bt_id_map_get(&core->by_id, proto_attempt_id(id));
 }
 
 prefill_attempt *prefill_take_free(prefill_core *core) {
@@ -61,10 +57,11 @@ void prefill_set_state(prefill_core *core, prefill_attempt *a, prefill_state nex
         [PREFILL_LEAVING] = 1u << PREFILL_QUARANTINE | 1u << PREFILL_FREE,
         [PREFILL_QUARANTINE] = 1u << PREFILL_FREE,
     };
-    (void)core;
     BT_ASSERT((edges[a->state] >> next & 1u) != 0);
     bt_log_debug("prefill", "attempt " PREFILL_ID_FORMAT ": %s -> %s (%s)", PREFILL_ID_ARGS(a->id),
                  prefill_state_name(a->state), prefill_state_name(next), reason);
+    if (a->state == PREFILL_FREE) bt_id_map_put(&core->by_id, proto_attempt_id(a->id), a);
+    if (next == PREFILL_FREE) bt_id_map_remove(&core->by_id, proto_attempt_id(a->id));
     a->state = next;
 }
 

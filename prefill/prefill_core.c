@@ -120,7 +120,8 @@ bt_status prefill_core_create(const prefill_core_options *options, prefill_core 
     core->attempts = bt_calloc(n, sizeof *core->attempts);
     core->page_lists = bt_calloc(n * core->pages_per_attempt, sizeof *core->page_lists);
     if (core->attempts == NULL || core->page_lists == NULL) goto destroy;
-    status = init_membership(core);
+    status = bt_id_map_init(&core->by_id, n);
+    if (status == BT_OK) status = init_membership(core);
     if (status == BT_OK) status = prefill_step_init(core);
     if (status != BT_OK) goto destroy;
     options->compute->on_done = prefill_on_step_done;
@@ -148,6 +149,7 @@ void prefill_core_destroy(prefill_core *core) {
     }
     membership_fini(&core->member);
     prefill_step_fini(core);
+    bt_id_map_fini(&core->by_id);
     bt_free(core->page_lists);
     bt_free(core->attempts);
     bt_free(core);
@@ -272,15 +274,19 @@ void prefill_core_look(const prefill_core *core, prefill_view *view_out) {
 
 bool prefill_core_check(const prefill_core *core) {
     uint32_t pages = 0;
+    uint32_t attempts = 0;
     for (uint32_t i = 0; i < core->options.attempts_max; i++) {
         const prefill_attempt *a = &core->attempts[i];
         const bool is_free = a->state == PREFILL_FREE;
         if (is_free && (a->page_count != 0 || a->has_handoff || a->prompt != NULL)) return false;
+        if (!is_free && bt_id_map_get(&core->by_id, proto_attempt_id(a->id)) != a) return false;
+        attempts += !is_free;
         pages += a->page_count;
         for (uint32_t p = 0; p < a->page_count; p++) {
             if (kv_pool_owner(core->options.pages, a->pages[p]) != prefill_owner(a)) return false;
         }
     }
+    if (core->by_id.count != attempts) return false;
     const kv_pool_counts counts = kv_pool_count(core->options.pages);
     if (counts.owned + counts.quarantined != pages) return false;
     /* Each handoff in hand has one row slot. */

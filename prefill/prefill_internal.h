@@ -19,6 +19,7 @@
 #ifndef BT_PREFILL_INTERNAL_H
 #define BT_PREFILL_INTERNAL_H
 
+#include "base/id_map.h"
 #include "pd_buffers/handoff.h"
 #include "pd_buffers/membership.h"
 #include "pd_buffers/row_pool.h"
@@ -88,6 +89,7 @@ struct prefill_core {
     uint32_t pages_per_attempt; /* of context_tokens */
     uint32_t *page_lists;
     prefill_attempt *attempts; /* [attempts_max] */
+    bt_id_map by_id;           /* the attempts that are not FREE */
     uint64_t next_order;
     prefill_batch step;
 

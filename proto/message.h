@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/id_map.h"
 #include "base/status.h"
 #include "proto/record.h"
 
@@ -51,6 +52,10 @@ typedef struct proto_attempt {
     uint64_t counter;
 } proto_attempt;
 
+/* For a table of attempts. */
+static inline bt_id proto_attempt_id(proto_attempt a) {
+    return (bt_id){.space = a.router_incarnation, .number = a.counter};
+}
 static inline bool proto_attempt_equal(proto_attempt a, proto_attempt b) {
     return a.router_incarnation == b.router_incarnation && a.counter == b.counter;
 }

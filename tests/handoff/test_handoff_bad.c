@@ -574,10 +574,13 @@ static void the_receiver_checks_its_user(void **state) {
     static const uint32_t no_pages[PAGES] = {64};
     bad.pages = no_pages;
     assert_int_equal(handoff_receiver_expect(receiver, &bad), BT_ERR_CALLER_ARGUMENT);
+    /* The same number of other routers is another attempt. */
     for (uint32_t i = 1; i < ENDS_ATTEMPTS_MAX; i++) {
+        good.attempt = (proto_attempt){.router_incarnation = 0x5eed + i, .counter = NUMBER};
         assert_int_equal(handoff_receiver_expect(receiver, &good), BT_OK);
-        good.attempt.counter++;
+        assert_int_equal(handoff_receiver_expect(receiver, &good), BT_ERR_REQUEST_DUPLICATE);
     }
+    good.attempt.router_incarnation++;
     assert_int_equal(handoff_receiver_expect(receiver, &good), BT_ERR_REQUEST_FULL);
     /* Their events would name attempts that the end does not know. */
     end_cancel(r->honest, NUMBER);

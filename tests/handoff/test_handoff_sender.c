@@ -127,6 +127,10 @@ static void the_sender_checks_its_user(void **state) {
     assert_int_equal(handoff_sender_begin(sender, &target), BT_ERR_PEER_GONE);
     target.peer = r->self;
     assert_int_equal(handoff_sender_begin(sender, &target), BT_OK);
+    const proto_attempt of_another_router = {.router_incarnation = 0x5eee, .counter = NUMBER};
+    assert_int_equal(handoff_sender_pages(sender, of_another_router, 0, 1, a->pages, false),
+                     BT_ERR_REQUEST_UNKNOWN);
+    handoff_sender_abort(sender, of_another_router); /* ignored */
     static const struct {
         uint32_t first, count;
         bool is_last;

@@ -1,3 +1,11 @@
+/* The states of one answer and the order in which its parts go out: the head, events or the whole
+ * reply, the end. One pump() decides from the state alone what to do next, so that a row, the end
+ * of the request, room in the output and a client that left may come in any order.
+ *
+ * The output gets begin once and then exactly one end or cut. The backend gets at most what was
+ * received as credit, and no cancel after its end. A failure is named once: the first one is kept.
+ * How an endpoint words its reply is in api_generate.c and api_chat.c, the formatting of rows in
+ * reply_writer.c. */
 #include "router/api_call.h"
 
 #include <math.h>

@@ -1,3 +1,7 @@
+/* The bodies of error answers and the names that go with a status. Three shapes, because clients of
+ * the two APIs look in different places; which one applies is the caller's choice, and two of them
+ * exist for 400 only. The message is escaped here and may hold anything the client
+ * sent. Headers and the status line are not made here. */
 #include "router/api_errors.h"
 
 #include <string.h>

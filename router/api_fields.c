@@ -1,3 +1,9 @@
+/* Typed reading of one object's fields. All fields are collected before the first is read, and a
+ * read after a failure does nothing: callers read straight on and look at the failure once, and
+ * which failure a client gets does not depend on the order of its fields.
+ *
+ * The object was checked by bt_json_parse; values point into its text. What values are allowed
+ * (ranges, combinations) is the callers'. */
 #include "router/api_fields.h"
 
 #include <stdarg.h>

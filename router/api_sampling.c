@@ -1,3 +1,8 @@
+/* Sampling parameters of both endpoints, under two lists of names. Every field is checked here,
+ * also those that are not built: they may only have the value that changes nothing, and are refused
+ * by name otherwise. A request that passed holds a generation that the workers take as it is (float
+ * range, seed, stop ids without repeats); the length is open until the prompt is counted
+ * (api_sampling_fit_context). */
 #include "router/api_sampling.h"
 
 #include <float.h>

@@ -1,3 +1,8 @@
+/* Token ids to visible text: detokenizer, then stop strings, then the text. The text only grows,
+ * and only by what no later token can take back. The length is checked before stop ids and stop
+ * strings: of the last token allowed all text is shown, whatever it completes. A skipped
+ * special token, and a stop id unless it is to be kept, count among the ids and leave no text.
+ * Finish reasons and the rows' probabilities are not kept here. */
 #include "router/generation.h"
 
 #include <string.h>

@@ -1,3 +1,8 @@
+/* One byte-driven state machine for the head, chunk sizes and trailers; bodies are passed through
+ * as slices and never copied. The head is kept in the caller's buffer, where its lines are cut in
+ * place: strings of the request point there. Counters bound everything that a peer could repeat
+ * (blank lines, fields, digits, extensions, trailers), and an error is final. What is refused, and
+ * why, is said in the header. */
 #include "router/http_parser.h"
 
 #include <string.h>

@@ -1,3 +1,8 @@
+/* Threads that read bodies, and the rings to and from them: one pair of rings for each HTTP thread
+ * at each tokenizer thread, so that every ring has one producer and one consumer. The ring back is
+ * as deep as the ring there, and the giver counts what is out: pushing back cannot fail. Jobs
+ * belong to their HTTP threads all the time; this file never frees or copies one. What a body
+ * means is api_request.c's. */
 #include "router/intake.h"
 
 #include <pthread.h>

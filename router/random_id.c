@@ -1,3 +1,5 @@
+/* Ids of requests, responses and processes, and seeds, from the kernel's random numbers: unique
+ * across restarts and routers without any state, and not to be guessed. Any thread. */
 #include "router/random_id.h"
 
 #include <errno.h>

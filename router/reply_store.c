@@ -1,3 +1,8 @@
+/* Records in memory blocks, then in one unlinked file: once a record went to the file all later
+ * ones do, so that reading blocks and then file is reading in order. Blocks double with what is
+ * kept, and a block is charged to the budget before it is allocated; the file is charged by the
+ * byte. Blocks go back when the caller is past them, the file only with the reply. A record is
+ * never cut: not by a block, and not by the window through which the file is read. */
 #include "router/reply_store.h"
 
 #include <errno.h>

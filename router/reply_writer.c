@@ -1,3 +1,8 @@
+/* A reply as a list of pieces, each of which can stop after any portion and go on later: its state
+ * is the piece, the position in it and the place in the store. Memory is bounded by a portion (one
+ * row, or TEXT_PORTION bytes), whatever the reply's size. Pieces are written in the order in which
+ * they were added; endpoints make the names and braces between them as literals. Numbers are
+ * formatted by base/json_number, byte for byte what clients compare. */
 #include "router/reply_writer.h"
 
 #include <math.h>

@@ -7,6 +7,18 @@
 
 #include "base/assert.h"
 
+const char *const record_checksum_names[] = {
+    [RECORD_CHECKSUM_OFF] = "off",
+    [RECORD_CHECKSUM_SAMPLED] = "sampled",
+    [RECORD_CHECKSUM_FULL] = "full",
+    NULL,
+};
+
+const char *record_checksum_name(uint32_t kv_checksum) {
+    const bool is_known = kv_checksum >= 1 && kv_checksum <= RECORD_CHECKSUM_FULL + 1;
+    return is_known ? record_checksum_names[kv_checksum - 1] : "unknown";
+}
+
 typedef enum field_type {
     FIELD_U32,
     FIELD_U64,
@@ -91,11 +103,6 @@ static bool is_equal(const cluster_record *a, const cluster_record *b, const fie
     return number_at(a, entry) == number_at(b, entry);
 }
 
-static const char *checksum_name(uint64_t value) {
-    static const char *const names[] = {"unknown", "off", "sampled", "full"};
-    return value < BT_ARRAY_COUNT(names) ? names[value] : "unknown";
-}
-
 void record_field_print(const cluster_record *record, record_field field, char *out,
                         size_t capacity) {
     const field_entry *entry = get_entry(field);
@@ -104,7 +111,7 @@ void record_field_print(const cluster_record *record, record_field field, char *
     case FIELD_U64: (void)snprintf(out, capacity, "%" PRIu64, number_at(record, entry)); return;
     case FIELD_TEXT: (void)snprintf(out, capacity, "\"%s\"", field_at(record, entry)); return;
     case FIELD_CHECKSUM:
-        (void)snprintf(out, capacity, "%s", checksum_name(number_at(record, entry)));
+        (void)snprintf(out, capacity, "%s", record_checksum_name(record->kv_checksum));
         return;
     case FIELD_FINGERPRINT: (void)snprintf(out, capacity, "%.16s", field_at(record, entry)); return;
     }

@@ -15,6 +15,11 @@ typedef enum record_checksum {
     RECORD_CHECKSUM_FULL = 2,
 } record_checksum;
 
+/* By record_checksum, NULL behind the last: the choices of --kv-checksum. */
+extern const char *const record_checksum_names[];
+/* The name of a cluster_record's kv_checksum; "unknown" for 0 and for what is none. */
+const char *record_checksum_name(uint32_t kv_checksum);
+
 /* Zero or "" means "not known here" (a router has no KV layout, a worker adopts the cap). */
 typedef struct cluster_record {
     uint32_t sampling_mask_max_tokens; /* governed by the router; adopted by workers */

@@ -1,6 +1,13 @@
+/* Paths and the bodies that tell about the server. A path is known by one table, which also says
+ * the methods it takes; what is done there is front_route.c's. The bodies are written from a
+ * snapshot that the control thread published, so they may be a moment old, and field order and
+ * names are those that clients of the two APIs read. Pure: no locks, no clock (the time of creation
+ * is given). */
 #include "router/api_info.h"
 
 #include <string.h>
+
+#include "base/version.h"
 
 #define GET_METHODS  "GET, HEAD, OPTIONS"
 #define POST_METHODS "POST, OPTIONS"
@@ -155,19 +162,10 @@ static void add_worker(bt_text *out, const dispatch_worker_view *worker) {
     bt_text_add_format(out, "\"rows_total\":%u}", worker->rows_total);
 }
 
-static const char *checksum_name(uint32_t value) {
-    switch (value) {
-    case RECORD_CHECKSUM_OFF + 1: return "off";
-    case RECORD_CHECKSUM_SAMPLED + 1: return "sampled";
-    case RECORD_CHECKSUM_FULL + 1: return "full";
-    }
-    return "unknown";
-}
-
 static void add_record(bt_text *out, const cluster_record *record) {
     bt_text_add_string(out, "\"cluster_record\":{");
     add_number(out, "sampling_mask_max_tokens", record->sampling_mask_max_tokens);
-    add_string(out, "kv_checksum", checksum_name(record->kv_checksum));
+    add_string(out, "kv_checksum", record_checksum_name(record->kv_checksum));
     add_number(out, "page_tokens", record->page_tokens);
     add_string(out, "kv_dtype", record->kv_dtype);
     add_string(out, "kv_layout", record->kv_layout);
@@ -190,7 +188,7 @@ static uint64_t kv_tokens_of(const api_snapshot *snapshot) {
 }
 
 static void add_settings(bt_text *out, const api_settings *settings) {
-    add_string(out, "version", "0.1.0");
+    add_string(out, "version", bt_version);
     add_string(out, "model_path", settings->model_path);
     add_string(out, "tokenizer_path", settings->model_path);
     add_string(out, "served_model_name", settings->model_name);

@@ -11,6 +11,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/options.h"
+#include "base/version.h"
+#include "proto/record.h"
 #include "proto/tokenizer_digest.h"
 #include "router/control.h"
 #include "router/front.h"
@@ -35,8 +37,6 @@ typedef struct values {
     bool is_incremental;
 } values;
 
-static const char *const CHECKSUMS[] = {"off", "sampled", "full", NULL};
-
 #define AT(field) .offset = offsetof(values, field)
 static const bt_option OPTIONS[] = {
     {"http", BT_OPTION_STRING, "127.0.0.1:30000", .value_name = "HOST:PORT",
@@ -49,7 +49,7 @@ static const bt_option OPTIONS[] = {
      .help = "the model's name in /v1/models; the path when not given", AT(served_model_name)},
     {"sampling-mask-max-tokens", BT_OPTION_U32, "4096", .min = 1, .max = 1 << 20,
      .help = "most ids in one sampling mask; workers take it from here", AT(mask_max_tokens)},
-    {"kv-checksum", BT_OPTION_ENUM, "full", .choices = CHECKSUMS,
+    {"kv-checksum", BT_OPTION_ENUM, "full", .choices = record_checksum_names,
      .help = "how much of each KV chunk its checksum covers; workers take it from here",
      AT(kv_checksum)},
     {"context-length", BT_OPTION_U32, "0", .max = 1 << 30, .value_name = "TOKENS",
@@ -93,7 +93,7 @@ static const bt_option OPTIONS[] = {
 
 static const bt_option_table TABLE = {
     .program = "baton-router",
-    .version = "0.1.0",
+    .version = bt_version,
     .summary = "Takes requests over HTTP and has them served by prefill and decode workers.",
     .options = OPTIONS,
     .count = BT_ARRAY_COUNT(OPTIONS),

@@ -18,6 +18,7 @@
 #include "base/system.h"
 #include "proto/link.h"
 #include "proto/listener.h"
+#include "proto/record.h"
 #include "proto/row.h"
 #include "proto/row_stream.h"
 #include "proto/tokenizer_digest.h"
@@ -31,8 +32,6 @@ typedef struct settings {
     uint32_t prefill, decode, cap, kv_checksum, timeout_seconds;
     bool is_serial, is_credited;
 } settings;
-
-static const char *const checksums[] = {"off", "sampled", "full", NULL};
 
 static const bt_option option_rows[] = {
     {.name = "control",
@@ -80,7 +79,7 @@ static const bt_option option_rows[] = {
     {.name = "kv-checksum",
      .type = BT_OPTION_ENUM,
      .default_text = "full",
-     .choices = checksums,
+     .choices = record_checksum_names,
      .help = "Checksum of KV pages.",
      .offset = offsetof(settings, kv_checksum)},
     {.name = "timeout",

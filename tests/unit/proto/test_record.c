@@ -132,8 +132,19 @@ static void the_sentence_names_field_values_and_hosts(void **state) {
     assert_string_equal(error.text, "kv_dtype differs: \"f32\" on A, \"bf16\" on B");
 }
 
+static void checksums_have_names(void **state) {
+    (void)state;
+    static const char *const by_value[] = {"unknown", "off", "sampled", "full", "unknown"};
+    for (uint32_t value = 0; value < 5; value++)
+        assert_string_equal(record_checksum_name(value), by_value[value]);
+    assert_string_equal(record_checksum_name(UINT32_MAX), "unknown");
+    assert_string_equal(record_checksum_names[RECORD_CHECKSUM_SAMPLED], "sampled");
+    assert_null(record_checksum_names[RECORD_CHECKSUM_FULL + 1]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(checksums_have_names),
         cmocka_unit_test(each_field_is_compared_by_its_class),
         cmocka_unit_test(each_field_is_adopted_only_when_unknown),
         cmocka_unit_test(the_sentence_names_field_values_and_hosts),

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "base/version.h"
 #include "router/api_info.h"
 
 static const api_settings SETTINGS = {.mask_max_tokens = 4096,
@@ -107,6 +108,7 @@ static void test_server_info(void **state) {
     assert_int_equal(json_integer_value(json_object_get(info, "max_total_num_tokens")), 7 * 32);
     assert_int_equal(json_integer_value(json_object_get(info, "requests_running")), 3);
     assert_true(json_is_null(json_object_get(info, "speculative_algorithm")));
+    assert_string_equal(json_string_value(json_object_get(info, "version")), bt_version);
     assert_string_equal(json_string_value(json_object_get(info, "control_address")),
                         "127.0.0.1:30001");
     /* Load generators read internal_states[0]. */

@@ -32,6 +32,7 @@ enum {
     PROTO_HOST_MAX = 256,
     PROTO_STOP_IDS_MAX = 64,
     PROTO_EOS_IDS_MAX = 8,
+    PROTO_MODEL_NAME_MAX = 128,
     PROTO_TOKENS_MAX = 1 << 24, /* of a prompt, and of max_new_tokens */
     PROTO_VOCAB_MAX = 1 << 24,
 };
@@ -108,7 +109,7 @@ typedef struct proto_hello {
     cluster_record record;
     uint32_t
         pins; /* bit per record_field: given on the worker's command line, compared, not adopted */
-    char model_name[128];
+    char model_name[PROTO_MODEL_NAME_MAX];
     uint32_t vocab_size, context_tokens;
     uint32_t eos_count;
     int32_t eos_ids[PROTO_EOS_IDS_MAX];

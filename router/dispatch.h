@@ -141,11 +141,11 @@ typedef struct dispatch_worker_view {
 typedef struct dispatch_view {
     bool is_ready;
     cluster_record record; /* with what the workers founded */
-    char model_name[128];
+    char model_name[PROTO_MODEL_NAME_MAX];
     uint32_t vocab_size, context_tokens;
     uint64_t sequence_tokens_max; /* that the largest joined decode holds of one; 0: none joined */
     uint32_t eos_count;
-    int32_t eos_ids[8];
+    int32_t eos_ids[PROTO_EOS_IDS_MAX];
     uint32_t requests_queued, requests_running;
     uint64_t requests_total, retries_total;
     uint64_t refused_total;         /* workers refused by the record or the versions */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/compiler.h"
+#include "kernels/bf16.h"
 
 #define SIMD_TILE_ROWS      6
 #define SIMD_VECTORS_1      1
@@ -27,12 +28,6 @@ typedef struct v16 {
         out.lane[i] = (expression);                                                                \
     return out
 
-static inline float widen_bf16(uint16_t bits) {
-    const uint32_t wide = (uint32_t)bits << 16;
-    float x;
-    memcpy(&x, &wide, sizeof x);
-    return x;
-}
 static inline v16 v16_set1(float x) {
     V16_EACH(x);
 }
@@ -67,12 +62,12 @@ static inline float v16_top(v16 a) {
     return top;
 }
 static inline v16 v16_load_bf16(const uint16_t *p) {
-    V16_EACH(widen_bf16(p[i]));
+    V16_EACH(bf16_to_f32(p[i]));
 }
 static inline void v16_load_packed(const uint16_t *p, v16 *out) {
     for (int i = 0; i < 8; i++) {
-        out->lane[i] = widen_bf16(p[2 * i]);
-        out->lane[i + 8] = widen_bf16(p[2 * i + 1]);
+        out->lane[i] = bf16_to_f32(p[2 * i]);
+        out->lane[i + 8] = bf16_to_f32(p[2 * i + 1]);
     }
 }
 static inline void v16_swap_packed(v16 *a) {
@@ -84,7 +79,7 @@ static inline void v16_transpose_bf16(const uint16_t *p, size_t stride, float *o
                                       size_t out_stride) {
     (void)out_stride;
     for (size_t i = 0; i < 16; i++)
-        out[i] = widen_bf16(p[i * stride]);
+        out[i] = bf16_to_f32(p[i * stride]);
 }
 
 #endif

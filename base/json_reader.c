@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/hex.h"
 #include "base/utf8.h"
 
 /* What the grammar allows next. */
@@ -46,17 +47,8 @@ static int32_t hex4(const char *text, const char *end) {
     int32_t value = 0;
     if (end - text < 4) return -1;
     for (int i = 0; i < 4; i++) {
-        char c = text[i];
-        int32_t digit;
-        if (is_digit(c)) {
-            digit = c - '0';
-        } else if (c >= 'a' && c <= 'f') {
-            digit = c - 'a' + 10;
-        } else if (c >= 'A' && c <= 'F') {
-            digit = c - 'A' + 10;
-        } else {
-            return -1;
-        }
+        const int digit = bt_hex_digit(text[i]);
+        if (digit < 0) return -1;
         value = value * 16 + digit;
     }
     return value;

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "base/hex.h"
 #include "base/version.h"
 
 #define GET_METHODS  "GET, HEAD, OPTIONS"
@@ -107,18 +108,12 @@ void api_models_write(bt_text *out, const api_settings *settings, const api_mode
     bt_text_add_string(out, "]}");
 }
 
-static int hex_value(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 /* "%2F" and the like; a '%' that is no escape stands for itself. */
 static void percent_decode(const char *encoded, char *out, size_t capacity) {
     size_t used = 0;
     while (*encoded != 0 && used + 1 < capacity) {
-        int high = *encoded == '%' ? hex_value(encoded[1]) : -1;
-        int low = high >= 0 ? hex_value(encoded[2]) : -1;
+        int high = *encoded == '%' ? bt_hex_digit(encoded[1]) : -1;
+        int low = high >= 0 ? bt_hex_digit(encoded[2]) : -1;
         bool is_escape = low >= 0 && high * 16 + low > 0;
         out[used++] = is_escape ? (char)(high * 16 + low) : *encoded;
         encoded += is_escape ? 3 : 1;

@@ -10,6 +10,7 @@
 
 #include "base/assert.h"
 #include "base/compiler.h"
+#include "base/hex.h"
 
 enum {
     BLANK_LINES_MAX = 2,       /* RFC 9112 2.2: some clients end a body with an extra CRLF */
@@ -46,12 +47,6 @@ static bool is_value_char(unsigned char c) {
 
 static char lower(char c) {
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
-}
-
-static int hex_digit(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    c = lower(c);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
 const char *http_request_field(const http_request *request, const char *name) {
@@ -376,7 +371,7 @@ static void begin_chunk(http_parser *parser) {
 }
 
 static void take_size_byte(http_parser *parser, char c) {
-    int digit = hex_digit(c);
+    int digit = bt_hex_digit(c);
     if (digit >= 0) {
         if (++parser->digit_count > CHUNK_DIGITS_MAX) {
             fail(parser, 400, "a chunk size is too long");

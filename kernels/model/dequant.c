@@ -1,10 +1,9 @@
 /* The five encodings. Speed matters little: each weight is read once, at load. */
 #include "kernels/model/dequant.h"
 
-#include <string.h>
-
 #include "base/assert.h"
 #include "kernels/bf16.h"
+#include "kernels/math.h"
 
 enum {
     BLOCK_WEIGHTS = 32,
@@ -17,12 +16,6 @@ static uint16_t load_u16(const uint8_t *source) {
     return (uint16_t)(source[0] | source[1] << 8);
 }
 
-static float bits_to_f32(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 float dequant_widen_f16(uint16_t bits) {
     const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16;
     const uint32_t exponent = bits >> 10 & 0x1fu;
@@ -31,8 +24,8 @@ float dequant_widen_f16(uint16_t bits) {
         const float magnitude = (float)fraction * 0x1p-24f;
         return sign != 0 ? -magnitude : magnitude;
     }
-    if (exponent == 0x1f) return bits_to_f32(sign | 0x7f800000u | fraction << 13);
-    return bits_to_f32(sign | (exponent + 112u) << 23 | fraction << 13);
+    if (exponent == 0x1f) return math_from_bits_f32(sign | 0x7f800000u | fraction << 13);
+    return math_from_bits_f32(sign | (exponent + 112u) << 23 | fraction << 13);
 }
 
 size_t dequant_row_bytes(dequant_encoding encoding, size_t columns) {
@@ -56,7 +49,7 @@ static void decode_f32(const uint8_t *source, size_t columns, uint16_t *out) {
     for (size_t i = 0; i < columns; i++) {
         const uint32_t low = load_u16(source + 4 * i);
         const uint32_t high = load_u16(source + 4 * i + 2);
-        out[i] = bf16_from_f32(bits_to_f32(high << 16 | low));
+        out[i] = bf16_from_f32(math_from_bits_f32(high << 16 | low));
     }
 }
 

@@ -88,6 +88,33 @@ static void cached_tokens_travel_in_the_row(void **state) {
     world_destroy(w);
 }
 
+/* Records of both workers are found by the whole id, from the first message to the release. */
+static void attempts_are_found_by_number_and_router(void **state) {
+    (void)state;
+    world *w = world_create(NULL);
+    world_register(w);
+    const proto_generation g = world_generation(3, SAMPLER_MASK_OFF);
+    const proto_attempt a = world_start(w, 40, &g, UINT64_MAX);
+    const proto_attempt b = world_start(w, 41, &g, UINT64_MAX);
+    const proto_attempt other = {.router_incarnation = a.router_incarnation + 1,
+                                 .counter = a.counter};
+    assert_int_equal(decode_find(w->decode.decode, a)->prompt_tokens, 40);
+    assert_int_equal(decode_find(w->decode.decode, b)->prompt_tokens, 41);
+    assert_null(decode_find(w->decode.decode, other));
+    assert_int_equal(prefill_find(w->prefill.prefill, a)->prompt_tokens, 40);
+    assert_int_equal(prefill_find(w->prefill.prefill, b)->prompt_tokens, 41);
+    assert_null(prefill_find(w->prefill.prefill, other));
+    world_settle(w);
+    assert_null(decode_find(w->decode.decode, a));
+    assert_null(decode_find(w->decode.decode, b));
+    assert_null(prefill_find(w->prefill.prefill, a));
+    assert_null(prefill_find(w->prefill.prefill, b));
+    assert_true(decode_core_check(w->decode.decode));
+    assert_true(prefill_core_check(w->prefill.prefill));
+    world_expect_empty(w);
+    world_destroy(w);
+}
+
 /* No opt-in, no cost: a worker that never saw a mask has no memory for one. */
 static void memory_for_masks_is_made_when_one_is_asked_for(void **state) {
     (void)state;
@@ -527,6 +554,7 @@ int main(void) {
         cmocka_unit_test(rows_equal_one_process),
         cmocka_unit_test(ids_past_the_limit_are_not_drawn),
         cmocka_unit_test(cached_tokens_travel_in_the_row),
+        cmocka_unit_test(attempts_are_found_by_number_and_router),
         cmocka_unit_test(memory_for_masks_is_made_when_one_is_asked_for),
         cmocka_unit_test(many_at_once_do_not_change_each_other),
         cmocka_unit_test(finishes_are_length_first_then_stop_ids),

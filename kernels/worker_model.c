@@ -1,0 +1,45 @@
+/* Loading a model and starting the compute on it, for both worker programs. */
+#include "kernels/worker_model.h"
+
+#include <inttypes.h>
+
+#include "base/log.h"
+#include "base/system.h"
+#include "kernels/compute_host.h"
+
+bt_status worker_model_load(worker_model *w, const worker_model_source *source, bt_error *error) {
+    w->component = source->component;
+    bt_log_info(w->component, "loading %s", source->path);
+    const bt_status status = model_load(source->path, NULL, NULL, &w->model, error);
+    if (status != BT_OK) return status;
+    w->kv = model_kv_layout(w->model, source->page_tokens, source->dtype);
+    return BT_OK;
+}
+
+bt_status worker_model_start(worker_model *w, const worker_model_limits *limits, void *pages,
+                             uint32_t page_count, int *fd_out, bt_error *error) {
+    const model_runner_options options = {
+        .threads = limits->threads != 0 ? limits->threads : bt_system_cpu_count(),
+        .tokens_max = limits->tokens_max,
+        .rows_max = limits->rows_max,
+        .kv = w->kv,
+        .kv_memory = pages,
+        .kv_page_count = page_count,
+    };
+    bt_log_info(w->component, "%s, %" PRIu32 " threads", model_isa_name(), options.threads);
+    const bt_status status = compute_host_create(w->model, &options, &w->compute, error);
+    if (status != BT_OK) return status;
+    *fd_out = compute_host_get_fd(w->compute);
+    return BT_OK;
+}
+
+void worker_model_stop(worker_model *w) {
+    if (w->compute != NULL) w->compute->ops->destroy(w->compute);
+    w->compute = NULL;
+}
+
+void worker_model_fini(worker_model *w) {
+    worker_model_stop(w);
+    model_destroy(w->model);
+    w->model = NULL;
+}

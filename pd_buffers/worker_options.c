@@ -1,0 +1,185 @@
+/* The table of a worker's options: rows before and behind the role's own. */
+#include "pd_buffers/worker_options.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/system.h"
+#include "base/version.h"
+#include "proto/record.h"
+
+/* Without --kv-pages and --kv-bytes: an eighth of the memory that is free, at most 1 GiB. */
+static const uint64_t kv_bytes_auto_max = UINT64_C(1) << 30;
+enum { KV_MEMORY_SHARE = 8 };
+
+static const char *const kv_dtypes[] = {"bf16", "f32", NULL}; /* kv_dtype's numbers */
+static const char *const log_levels[] = {"error", "warn", "info", "debug", "trace", NULL};
+
+static const bt_option rows_before[] = {
+    {.name = "model",
+     .type = BT_OPTION_STRING,
+     .value_name = "PATH",
+     .help = "GGUF file or Hugging Face folder.",
+     .offset = offsetof(worker_settings, model),
+     .flags = BT_OPTION_REQUIRED},
+    {.name = "router",
+     .type = BT_OPTION_STRING,
+     .value_name = "HOST:PORT",
+     .default_text = "127.0.0.1:30001",
+     .help = "The router's control port.",
+     .offset = offsetof(worker_settings, router)},
+    {.name = "host",
+     .type = BT_OPTION_STRING,
+     .value_name = "NAME",
+     .help = "This machine's name in logs and errors; by default its host name.",
+     .offset = offsetof(worker_settings, host)},
+    {.name = "threads",
+     .type = BT_OPTION_U32,
+     .default_text = "0",
+     .max = 1024,
+     .help = "Compute threads; 0 is one per CPU.",
+     .offset = offsetof(worker_settings, threads)},
+    {.name = "kv-pages",
+     .type = BT_OPTION_U32,
+     .default_text = "0",
+     .max = 1u << 24,
+     .help = "KV pages; 0 goes by --kv-bytes.",
+     .offset = offsetof(worker_settings, kv_pages)},
+    {.name = "kv-bytes",
+     .type = BT_OPTION_BYTES,
+     .default_text = "0",
+     .help = "Memory of the KV pages; 0 is an eighth of the free memory, at most 1 GiB.",
+     .offset = offsetof(worker_settings, kv_bytes)},
+    {.name = "page-tokens",
+     .type = BT_OPTION_U32,
+     .default_text = "32",
+     .min = 16,
+     .max = 64,
+     .help = "Tokens of a KV page (16, 32 or 64), the same in the whole cluster.",
+     .offset = offsetof(worker_settings, page_tokens)},
+    {.name = "kv-dtype",
+     .type = BT_OPTION_ENUM,
+     .default_text = "bf16",
+     .choices = kv_dtypes,
+     .help = "Type of keys and values, the same in the whole cluster.",
+     .offset = offsetof(worker_settings, kv_dtype)},
+};
+
+static const bt_option rows_behind[] = {
+    {.name = "sampling-mask-max-tokens",
+     .type = BT_OPTION_U32,
+     .min = 1,
+     .max = 1u << 20,
+     .help = "Insist on this cap: the worker is refused when the router's differs. By default the "
+             "router's is taken.",
+     .offset = offsetof(worker_settings, sampling_mask_max_tokens)},
+    {.name = "kv-checksum",
+     .type = BT_OPTION_ENUM,
+     .choices = record_checksum_names,
+     .help = "Insist on this checksum of KV pages; by default the router's is taken.",
+     .offset = offsetof(worker_settings, kv_checksum)},
+    {.name = "ucx-tls",
+     .type = BT_OPTION_STRING,
+     .default_text = "tcp",
+     .value_name = "LIST",
+     .help = "UCX transports: tcp, or shm on one machine.",
+     .offset = offsetof(worker_settings, ucx_tls)},
+    {.name = "ucx-net-devices",
+     .type = BT_OPTION_STRING,
+     .default_text = "lo",
+     .value_name = "LIST",
+     .help = "Network devices that UCX may use. A reachable UCX port is full control of the "
+             "process: only trusted networks.",
+     .offset = offsetof(worker_settings, ucx_net_devices)},
+    {.name = "ucx-allow-all-devices",
+     .type = BT_OPTION_BOOL,
+     .default_text = "false",
+     .help = "Let --ucx-net-devices be all.",
+     .offset = offsetof(worker_settings, ucx_allow_all_devices)},
+    {.name = "ucx-port-range",
+     .type = BT_OPTION_STRING,
+     .value_name = "A-B",
+     .help = "TCP ports that UCX may listen on; by default any.",
+     .offset = offsetof(worker_settings, ucx_port_range)},
+    {.name = "log-level",
+     .type = BT_OPTION_ENUM,
+     .default_text = "info",
+     .choices = log_levels,
+     .help = "What is logged.",
+     .offset = offsetof(worker_settings, log_level)},
+};
+
+static void add_rows(worker_options *options, const bt_option *rows, size_t count) {
+    BT_ASSERT(count <= BT_OPTIONS_MAX - options->table.count);
+    memcpy(&options->rows[options->table.count], rows, count * sizeof rows[0]);
+    options->table.count += count;
+}
+
+bool worker_options_start(worker_options *options, const worker_options_role *role, int argc,
+                          char **argv, void *settings, int *exit_status) {
+    *options = (worker_options){0};
+    options->table = (bt_option_table){
+        .program = role->program,
+        .version = bt_version,
+        .summary = role->summary,
+        .options = options->rows,
+    };
+    add_rows(options, rows_before, BT_ARRAY_COUNT(rows_before));
+    add_rows(options, role->rows, role->count);
+    add_rows(options, rows_behind, BT_ARRAY_COUNT(rows_behind));
+    return bt_options_start(&options->table, argc, argv, settings, &options->parsed, exit_status);
+}
+
+void worker_options_fini(worker_options *options) {
+    bt_options_destroy(options->parsed);
+    options->parsed = NULL;
+}
+
+bt_status worker_options_check(const worker_settings *settings, proto_address *router_out,
+                               bt_error *error) {
+    const uint32_t page_tokens = settings->page_tokens;
+    bt_error why = {0};
+    if (page_tokens != 16 && page_tokens != 32 && page_tokens != 64) {
+        return bt_fail(error, BT_ERR_CALLER_CONFIG, "--page-tokens is 16, 32 or 64, not %" PRIu32,
+                       page_tokens);
+    }
+    const bt_status status = proto_address_parse(settings->router, router_out, &why);
+    if (status == BT_OK) return BT_OK;
+    return bt_fail(error, status, "--router: %.300s", why.text);
+}
+
+bt_status worker_options_page_count(const worker_settings *settings, size_t page_bytes,
+                                    uint32_t *out, bt_error *error) {
+    uint64_t count = settings->kv_pages;
+    if (count == 0) {
+        uint64_t bytes = settings->kv_bytes;
+        if (bytes == 0) {
+            bytes = bt_system_memory_available_bytes() / KV_MEMORY_SHARE;
+            if (bytes > kv_bytes_auto_max) bytes = kv_bytes_auto_max;
+        }
+        count = bytes / page_bytes;
+    }
+    if (count == 0 || count > UINT32_MAX) {
+        return bt_fail(error, BT_ERR_CALLER_CONFIG,
+                       "%" PRIu64 " KV pages of %zu bytes cannot be used; see --kv-bytes", count,
+                       page_bytes);
+    }
+    *out = (uint32_t)count;
+    return BT_OK;
+}
+
+void worker_options_fill_record(const worker_options *options, const worker_settings *settings,
+                                proto_hello *hello) {
+    cluster_record *record = &hello->record;
+    record->page_tokens = settings->page_tokens;
+    (void)snprintf(record->kv_dtype, sizeof record->kv_dtype, "%s", kv_dtypes[settings->kv_dtype]);
+    if (bt_options_is_given(options->parsed, "sampling-mask-max-tokens")) {
+        record->sampling_mask_max_tokens = settings->sampling_mask_max_tokens;
+        hello->pins |= 1u << RECORD_SAMPLING_MASK_MAX_TOKENS;
+    }
+    if (bt_options_is_given(options->parsed, "kv-checksum")) {
+        record->kv_checksum = settings->kv_checksum + 1;
+        hello->pins |= 1u << RECORD_KV_CHECKSUM;
+    }
+}

@@ -134,17 +134,21 @@ def demo():
     return tokenizer
 
 
-@functools.cache
-def qwen3_folder():
-    folder = SHARED / "tokenizers" / "qwen3"
-    if not (folder / "tokenizer.json").is_file():
-        raise Skip("needs shared test data (BATON_SHARED_TESTDATA)")
-    return folder
+QWEN3 = SHARED / "tokenizers" / "qwen3"
+
+
+def case_of_qwen3(function):
+    """A case with the real Qwen3 vocabulary, which is no part of this repository: where it is not (see
+    BATON_SHARED_TESTDATA) there is no such case."""
+    if (QWEN3 / "tokenizer.json").is_file():
+        return case(function)
+    print(f"# {function.__name__} is left out: there is no {QWEN3}")
+    return function
 
 
 @functools.cache
 def qwen3():
-    return Tokenizer.from_file(str(qwen3_folder() / "tokenizer.json"))
+    return Tokenizer.from_file(str(QWEN3 / "tokenizer.json"))
 
 
 def train(pre_tokenizer, normalizer=None, alphabet=True):
@@ -186,14 +190,14 @@ def ids_of_every_code_point_with_the_demo_model():
     same_ids(demo(), DEMO_MODEL, every_code_point(), ways=(True,))
 
 
-@case
+@case_of_qwen3
 def ids_of_qwen3():
-    same_ids(qwen3(), qwen3_folder(), corpus())
+    same_ids(qwen3(), QWEN3, corpus())
 
 
-@case
+@case_of_qwen3
 def ids_of_every_code_point_with_qwen3():
-    same_ids(qwen3(), qwen3_folder(), every_code_point(), ways=(True,))
+    same_ids(qwen3(), QWEN3, every_code_point(), ways=(True,))
 
 
 @case
@@ -270,9 +274,9 @@ def text_of_random_ids_with_the_demo_model():
     same_text(demo(), DEMO_MODEL, len(demo_fields()["ggml.tokens"]))
 
 
-@case
+@case_of_qwen3
 def text_of_random_ids_with_qwen3():
-    same_text(qwen3(), qwen3_folder(), 151669)
+    same_text(qwen3(), QWEN3, 151669)
 
 
 def conversations():
@@ -307,10 +311,10 @@ def conversations_of_the_demo_model_equal_its_template():
     same_chat(demo(), DEMO_MODEL, demo_fields()["chat_template"])
 
 
-@case
+@case_of_qwen3
 def conversations_of_qwen3_equal_its_template():
-    config = json.loads((qwen3_folder() / "tokenizer_config.json").read_text(encoding="utf-8"))
-    same_chat(qwen3(), qwen3_folder(), config["chat_template"], (None, True, False))
+    config = json.loads((QWEN3 / "tokenizer_config.json").read_text(encoding="utf-8"))
+    same_chat(qwen3(), QWEN3, config["chat_template"], (None, True, False))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,42 @@
 #include "kernels/kv_page.h"
 #include "kernels/sampler.h"
 
-enum { MODEL_EOS_MAX = 8, MODEL_FINGERPRINT_BYTES = 32, MODEL_BATCH_MAX = 1 << 20 };
+enum {
+    MODEL_EOS_MAX = 8,
+    MODEL_FINGERPRINT_BYTES = 32,
+    MODEL_BATCH_MAX = 1 << 20,
+    MODEL_ROPE_DIVISORS_MAX = 128,
+};
 
 typedef enum model_family {
-    MODEL_FAMILY_LLAMA, /* also SmolLM2 */
+    MODEL_FAMILY_LLAMA, /* also SmolLM2 and Mistral */
     MODEL_FAMILY_QWEN2, /* bias on q, k, v */
     MODEL_FAMILY_QWEN3, /* RMS norm per head on q and k */
 } model_family;
+
+/* How the rotation frequencies theta^(-2i / head_dim) are changed for contexts longer than those
+ * trained on. */
+typedef enum model_rope_kind {
+    MODEL_ROPE_KIND_PLAIN,
+    MODEL_ROPE_KIND_LINEAR,   /* all divided by `factor` */
+    MODEL_ROPE_KIND_LLAMA3,   /* slow ones divided by `factor`, fast ones kept, a ramp between */
+    MODEL_ROPE_KIND_YARN,     /* likewise, by the rotations within the original context */
+    MODEL_ROPE_KIND_DIVISORS, /* each divided by a number of its own (rope_freqs in GGUF) */
+} model_rope_kind;
+
+/* Fields of other kinds are zero. */
+typedef struct model_rope_scaling {
+    model_rope_kind kind;
+    uint32_t original_context_tokens; /* llama3, yarn */
+    double factor;                    /* linear, llama3, yarn; >= 1 */
+    double low_frequency_factor;      /* llama3: slower than original context / this is divided */
+    double high_frequency_factor;     /* llama3: faster than original context / this is kept */
+    double beta_fast;                 /* yarn: with more rotations than this is kept */
+    double beta_slow;                 /* yarn: with fewer rotations than this is divided */
+    double attention_factor;          /* yarn: cos and sin are multiplied by this; > 0 */
+    bool has_whole_ramp;              /* yarn: the ends of the ramp are rounded to whole pairs */
+    float divisors[MODEL_ROPE_DIVISORS_MAX]; /* divisors: [head_dim / 2], > 0 */
+} model_rope_scaling;
 
 typedef struct model_geometry {
     model_family family;
@@ -38,8 +67,11 @@ typedef struct model_geometry {
     uint32_t head_dim;
     float norm_epsilon;
     double rope_theta;
+    model_rope_scaling rope_scaling;
+    uint32_t sliding_window; /* a query sees itself and the keys before it, so many; 0 = all */
     bool has_tied_embeddings;
     bool has_qkv_bias;
+    bool has_o_bias;
     bool has_qk_norm;
 } model_geometry;
 

@@ -94,14 +94,15 @@ typedef struct op_gate_up_params {
 void op_gate_up(dev_host *dev, const op_gate_up_params *p);
 void op_gate_up_ref(const op_gate_up_params *p);
 
-/* ---- rotary table: for each row cos then sin of position * theta^(-2i / head_dim), [rows, 2,
- * head_dim / 2]. The frequency and the angle are rounded to f32, as transformers does. */
+/* ---- rotary table: for each row cos then sin of position * frequency, times the magnitude, [rows,
+ * 2, head_dim / 2]. Angle, cos, sin and product are each rounded to f32, as transformers does. */
 typedef struct op_rope_table_params {
     float *out;
     const uint32_t *positions; /* [rows] */
     uint32_t rows;
     uint32_t head_dim;
-    double theta;
+    const float *frequencies; /* [head_dim / 2] */
+    float magnitude;
 } op_rope_table_params;
 void op_rope_table(dev_host *dev, const op_rope_table_params *p);
 void op_rope_table_ref(const op_rope_table_params *p);
@@ -137,11 +138,15 @@ void op_rope_store_ref(const op_rope_store_params *p);
  * Order, for one query and head: score[j] = (one FMA chain over dim of q * k[j]) * scale. Keys
  * stand in tiles of OP_ATTENTION_TILE at absolute positions, tiles in partitions of
  * OP_ATTENTION_PARTITION. Per partition, from m = -inf, sum = 0, acc = 0, tile by tile:
- *     m' = max(m, max score);  c = e^(m - m');  w[j] = e^(score[j] - m'), 0 past the query
+ *     m' = max(m, max score);  c = e^(m - m');  w[j] = e^(score[j] - m'), 0 for keys not seen
  *     sum = fma(sum, c, tree of w);  acc = acc * c, then acc = fma(w[j], v[j], acc) in order of j
  * Partitions are folded in order:  m' = max(M, m);  SUM = fma(sum, e^(m - m'), SUM * e^(M - m')),
  * ACC likewise. out = ACC * (1 / SUM) + 0 (the last makes every zero positive, so that skipping
- * masked keys changes nothing). */
+ * masked keys changes nothing).
+ *
+ * A query at p sees the keys 0 .. p, with a window the last `window` of them. Tiles and partitions
+ * of which it sees no key are left out: they are no step of that query, whoever shares its block.
+ * (Folding a partition into the empty state is exact: e^0 = 1, e^-inf = 0.) */
 enum { OP_ATTENTION_TILE = 64, OP_ATTENTION_PARTITION = 512 };
 
 /* One piece of work; made by op_attention_plan, the same for every layer of a step. */
@@ -152,8 +157,9 @@ typedef struct op_attention_item {
     uint32_t tokens;
     uint32_t first_position;
     uint32_t first_partition;
-    uint32_t partitions;
-    uint32_t part; /* slot for a partial result, OP_ATTENTION_WHOLE when the item is complete */
+    uint32_t partitions; /* from first_partition on */
+    uint32_t part;       /* slot for a partial result, OP_ATTENTION_WHOLE when it is complete */
+    uint32_t folds;      /* parts from `part` on to fold into one result; 0 but for the first */
 } op_attention_item;
 #define OP_ATTENTION_WHOLE UINT32_MAX
 
@@ -178,6 +184,7 @@ typedef struct op_attention_params {
     uint32_t sequences;
     uint32_t heads;
     uint32_t layer;
+    uint32_t window; /* 0: all keys */
     float scale;
 } op_attention_params;
 /* A plan large enough for every batch of at most these sizes. Returns owned. */

@@ -84,11 +84,24 @@ static void load_values(const host_attention_block *b, uint32_t position, uint32
     }
 }
 
+/* Keys [begin, end) of a tile. */
+typedef struct key_range {
+    uint32_t begin;
+    uint32_t end;
+} key_range;
+
+/* The keys of the tile at `tile` that the query at `query` sees; at least one. */
+static key_range seen_keys(const host_attention_block *b, uint32_t tile, uint32_t query) {
+    const uint32_t begin = host_first_key(query, b->window);
+    return (key_range){.begin = begin > tile ? begin - tile : 0,
+                       .end = query - tile + 1 < TILE ? query - tile + 1 : TILE};
+}
+
 /* Turns 64 raw scores into weights; gives the factor of what was there before. */
-static float softmax_tile(float *scores, uint32_t valid, float scale, float *maximum, float *sum) {
+static float softmax_tile(float *scores, key_range seen, float scale, float *maximum, float *sum) {
     for (uint32_t j = 0; j < TILE; j++) {
         const float score = scores[j] * scale;
-        scores[j] = j < valid ? score : -math_inf_f32();
+        scores[j] = j >= seen.begin && j < seen.end ? score : -math_inf_f32();
     }
     const v16 low = v16_max(v16_load(scores), v16_load(scores + 16));
     const v16 high = v16_max(v16_load(scores + 32), v16_load(scores + 48));
@@ -216,20 +229,26 @@ static void add_values(const host_attention_block *b, uint32_t position, uint32_
     }
 }
 
+/* Tokens of the block up to the last one that sees a key of the tile at `position`. */
+static uint32_t tokens_before(const host_attention_block *b, uint32_t position) {
+    if (b->window == 0) return b->tokens;
+    const uint64_t end = (uint64_t)position + TILE - 1 + b->window - b->first_position;
+    return end < b->tokens ? (uint32_t)end : b->tokens;
+}
+
 static void attention_tile(const host_attention_block *b, uint32_t position,
                            const host_attention_state *state) {
     const uint32_t end = b->first_position + b->tokens; /* past the last query */
     const uint32_t count = end - position < TILE ? end - position : TILE;
     const uint32_t first_token = position > b->first_position ? position - b->first_position : 0;
     const uint32_t first_row = first_token * b->group;
-    const uint32_t rows = (b->tokens - first_token) * b->group;
+    const uint32_t rows = (tokens_before(b, position) - first_token) * b->group;
     float *values = state->values + (size_t)first_row * b->width;
     score_tile(b, position, count, b->q + (size_t)first_row * b->layout->head_dim, rows);
     for (uint32_t r = 0; r < rows; r++) {
         const uint32_t row = first_row + r;
-        const uint32_t last = b->first_position + row / b->group;
-        const uint32_t valid = last - position + 1 < TILE ? last - position + 1 : TILE;
-        const float factor = softmax_tile(b->scores + (size_t)r * TILE, valid, b->scale,
+        const key_range seen = seen_keys(b, position, b->first_position + row / b->group);
+        const float factor = softmax_tile(b->scores + (size_t)r * TILE, seen, b->scale,
                                           &state->maximum[row], &state->sum[row]);
         scale_row(values + (size_t)r * b->width, factor, b->width);
     }
@@ -245,9 +264,11 @@ static void attention_partition(const host_attention_block *b, uint32_t partitio
         state->sum[r] = 0.0F;
     }
     const uint32_t queries_end = b->first_position + b->tokens;
+    const uint32_t first_tile = host_first_key(b->first_position, b->window) / TILE * TILE;
     const uint32_t begin = partition * OP_ATTENTION_PARTITION;
     const uint32_t end = begin + OP_ATTENTION_PARTITION;
-    for (uint32_t position = begin; position < end && position < queries_end; position += TILE)
+    for (uint32_t position = begin > first_tile ? begin : first_tile;
+         position < end && position < queries_end; position += TILE)
         attention_tile(b, position, state);
 }
 
@@ -256,6 +277,7 @@ static void attention_fold(const host_attention_state *total, const host_attenti
     for (uint32_t r = first_row; r < rows; r++) {
         const float a = total->maximum[r];
         const float b = part->maximum[r];
+        if (b == -math_inf_f32()) continue; /* the row sees no key of this partition */
         const float top = b > a ? b : a;
         const float factor_a = math_exp_f32(a - top);
         const float factor_b = math_exp_f32(b - top);

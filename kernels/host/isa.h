@@ -28,6 +28,7 @@ typedef struct host_attention_block {
     uint32_t group;
     uint32_t tokens;
     uint32_t first_position;
+    uint32_t window; /* 0: all keys */
     float scale;
     const float *q; /* [rows][head_dim] */
     float *keys;    /* scratch [head_dim][64] */
@@ -60,6 +61,11 @@ typedef struct host_isa {
                            uint32_t first_row, uint32_t rows, uint32_t width);
     void (*attention_finish)(float *out, const float *values, float sum, uint32_t head_dim);
 } host_isa;
+
+/* The first key that the query at this position sees. */
+static inline uint32_t host_first_key(uint32_t query, uint32_t window) {
+    return window != 0 && query >= window ? query - window + 1 : 0;
+}
 
 /* The best set this CPU has, or the one with this name; NULL when it cannot be used here. */
 const host_isa *host_isa_find(const char *name);

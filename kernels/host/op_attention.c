@@ -52,8 +52,10 @@ void op_attention_plan_destroy(op_attention_plan *plan) {
     bt_free(plan);
 }
 
-static void push_item(op_attention_plan *plan, op_attention_item item, bool cuts) {
-    const uint32_t partitions = partitions_of(item.first_position + item.tokens - 1);
+static void push_item(op_attention_plan *plan, op_attention_item item, uint32_t window, bool cuts) {
+    const uint32_t first = host_first_key(item.first_position, window) / OP_ATTENTION_PARTITION;
+    const uint32_t partitions = partitions_of(item.first_position + item.tokens - 1) - first;
+    item.first_partition = first;
     item.partitions = partitions;
     item.part = OP_ATTENTION_WHOLE;
     if (!cuts || partitions == 1 || item.tokens > 1) {
@@ -63,8 +65,10 @@ static void push_item(op_attention_plan *plan, op_attention_item item, bool cuts
     }
     BT_ASSERT(plan->part_count + partitions <= plan->parts_max);
     for (uint32_t i = 0; i < partitions; i++) {
-        item.first_partition = i;
+        item.first_partition = first + i;
+        item.partitions = 1;
         item.part = plan->part_count++;
+        item.folds = i == 0 ? partitions : 0;
         plan->items[plan->item_count++] = item;
     }
 }
@@ -85,7 +89,7 @@ static void push_sequence(const dev_host *dev, const op_attention_params *p, uin
                           .tokens = end - begin,
                           .first_position = p->first_positions[sequence] + begin,
                       },
-                      cuts);
+                      p->window, cuts);
         end = begin;
     }
 }
@@ -137,6 +141,7 @@ static float *open_block(const attention_run *run, const op_attention_item *item
         .group = group,
         .tokens = item->tokens,
         .first_position = item->first_position,
+        .window = p->window,
         .scale = p->scale,
         .q = q,
         .keys = keys,
@@ -168,8 +173,9 @@ static void whole_item(const attention_run *run, const op_attention_item *item, 
     const uint32_t rows = item->tokens * block.group;
     const host_attention_state total = state_at(rest, rows, block.width);
     const host_attention_state part = state_at(total.sum + rows, rows, block.width);
-    run->dev->isa->attention_partition(&block, 0, &total);
-    for (uint32_t i = 1; i < item->partitions; i++) {
+    const uint32_t first = item->first_partition;
+    run->dev->isa->attention_partition(&block, first, &total);
+    for (uint32_t i = first + 1; i < first + item->partitions; i++) {
         run->dev->isa->attention_partition(&block, i, &part);
         const uint32_t begin = i * OP_ATTENTION_PARTITION;
         const uint32_t first_token =
@@ -201,12 +207,12 @@ static void fold_item(void *context, uint32_t index, uint32_t thread) {
     const attention_run *run = context;
     const op_attention_plan *plan = run->p->plan;
     const op_attention_item *item = &plan->items[index];
-    if (item->part == OP_ATTENTION_WHOLE || item->first_partition != 0) return;
+    if (item->folds == 0) return;
     const uint32_t group = run->p->heads / run->p->kv.layout.kv_heads;
     const uint32_t width = host_round_up(run->p->kv.layout.head_dim, PACK_PANEL_COLUMNS);
     float *memory = plan->parts + (size_t)item->part * plan->part_floats;
     const host_attention_state total = state_at(memory, group, width);
-    for (uint32_t i = 1; i < item->partitions; i++) {
+    for (uint32_t i = 1; i < item->folds; i++) {
         const host_attention_state part =
             state_at(memory + i * (size_t)plan->part_floats, group, width);
         run->dev->isa->attention_fold(&total, &part, 0, group, width);

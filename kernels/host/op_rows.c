@@ -64,17 +64,14 @@ static void rope_table_row(const dev_host *dev, const void *params, uint32_t row
     (void)dev;
     const op_rope_table_params *p = params;
     const uint32_t half = p->head_dim / 2;
-    const double log_theta = math_log_f64(p->theta);
     float *cosines = p->out + (size_t)row * p->head_dim;
     float *sines = cosines + half;
     for (uint32_t i = 0; i < half; i++) {
-        const double exponent = (double)(2 * i) / (double)p->head_dim;
-        const float frequency = (float)math_exp_f64(-exponent * log_theta);
-        const float angle = (float)p->positions[row] * frequency;
+        const float angle = (float)p->positions[row] * p->frequencies[i];
         double sine, cosine;
         math_sincos_f64((double)angle, &sine, &cosine);
-        cosines[i] = (float)cosine;
-        sines[i] = (float)sine;
+        cosines[i] = (float)cosine * p->magnitude;
+        sines[i] = (float)sine * p->magnitude;
     }
 }
 

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "kernels/bf16.h"
 #include "kernels/host/memory.h"
+#include "kernels/model/model_rope.h"
 
 enum { DIMENSION_MAX = 1 << 24, LAYERS_MAX = 4096 };
 
@@ -40,6 +41,7 @@ model_shape model_tensor_shape(const model_geometry *g, model_tensor tensor) {
     case MODEL_TENSOR_Q_BIAS: return g->has_qkv_bias ? (model_shape){1, q_rows} : none;
     case MODEL_TENSOR_K_BIAS:
     case MODEL_TENSOR_V_BIAS: return g->has_qkv_bias ? (model_shape){1, kv_rows} : none;
+    case MODEL_TENSOR_O_BIAS: return g->has_o_bias ? (model_shape){1, g->hidden_size} : none;
     case MODEL_TENSOR_Q_NORM:
     case MODEL_TENSOR_K_NORM: return g->has_qk_norm ? (model_shape){1, g->head_dim} : none;
     case MODEL_TENSOR_GATE:
@@ -69,9 +71,9 @@ static bt_status check_geometry(const model_geometry *g, bt_error *error) {
                        g->heads, g->kv_heads);
     if (g->head_dim % 2 != 0)
         return bt_fail(error, BT_ERR_CALLER_ARGUMENT, "head_dim %u is odd", g->head_dim);
-    if (!(g->rope_theta >= 1.0) || !(g->norm_epsilon >= 0.0F))
-        return bt_fail(error, BT_ERR_CALLER_ARGUMENT, "rope theta or norm epsilon out of range");
-    return BT_OK;
+    if (!(g->norm_epsilon >= 0.0F))
+        return bt_fail(error, BT_ERR_CALLER_ARGUMENT, "norm epsilon out of range");
+    return model_rope_check(g, error);
 }
 
 static void *take(model *m, size_t bytes) {
@@ -101,6 +103,7 @@ static void lay_out(model *m) {
         layer->attention_norm = take_vector(m, true, g->hidden_size);
         layer->ffn_norm = take_vector(m, true, g->hidden_size);
         layer->qkv_bias = take_vector(m, g->has_qkv_bias, qkv_rows);
+        layer->o_bias = take_vector(m, g->has_o_bias, g->hidden_size);
         layer->q_norm = take_vector(m, g->has_qk_norm, g->head_dim);
         layer->k_norm = take_vector(m, g->has_qk_norm, g->head_dim);
         layer->qkv = take_matrix(m, qkv_rows, g->hidden_size);
@@ -210,6 +213,7 @@ static bt_status read_layer_tensor(builder *b, model_tensor tensor, uint32_t ind
     case MODEL_TENSOR_Q_BIAS: return read_vector(b, tensor, index, layer->qkv_bias);
     case MODEL_TENSOR_K_BIAS: return read_vector(b, tensor, index, layer->qkv_bias + k);
     case MODEL_TENSOR_V_BIAS: return read_vector(b, tensor, index, layer->qkv_bias + v);
+    case MODEL_TENSOR_O_BIAS: return read_vector(b, tensor, index, layer->o_bias);
     case MODEL_TENSOR_Q_NORM: return read_vector(b, tensor, index, layer->q_norm);
     case MODEL_TENSOR_K_NORM: return read_vector(b, tensor, index, layer->k_norm);
     case MODEL_TENSOR_FFN_NORM: return read_vector(b, tensor, index, layer->ffn_norm);

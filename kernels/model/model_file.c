@@ -50,6 +50,7 @@ static bool is_vector(model_tensor tensor) {
     case MODEL_TENSOR_Q_BIAS:
     case MODEL_TENSOR_K_BIAS:
     case MODEL_TENSOR_V_BIAS:
+    case MODEL_TENSOR_O_BIAS:
     case MODEL_TENSOR_Q_NORM:
     case MODEL_TENSOR_K_NORM: return true;
     case MODEL_TENSOR_TOKEN_EMBEDDING:

@@ -19,7 +19,7 @@ typedef enum model_tensor {
     MODEL_TENSOR_K,               /* [kv_heads * head_dim, hidden] */
     MODEL_TENSOR_V,               /* [kv_heads * head_dim, hidden] */
     MODEL_TENSOR_O,               /* [hidden, heads * head_dim] */
-    MODEL_TENSOR_Q_BIAS,          /* [heads * head_dim], Qwen2 */
+    MODEL_TENSOR_Q_BIAS,          /* [heads * head_dim], Qwen2, Llama with attention_bias */
     MODEL_TENSOR_K_BIAS,
     MODEL_TENSOR_V_BIAS,
     MODEL_TENSOR_Q_NORM, /* [head_dim], Qwen3 */
@@ -28,6 +28,7 @@ typedef enum model_tensor {
     MODEL_TENSOR_GATE,     /* [intermediate, hidden] */
     MODEL_TENSOR_UP,       /* [intermediate, hidden] */
     MODEL_TENSOR_DOWN,     /* [hidden, intermediate] */
+    MODEL_TENSOR_O_BIAS,   /* [hidden], Llama with attention_bias */
     MODEL_TENSOR_COUNT,
 } model_tensor;
 

@@ -85,6 +85,7 @@ static const model_file_format format_gguf = {
             [MODEL_TENSOR_Q_BIAS] = "attn_q.bias",
             [MODEL_TENSOR_K_BIAS] = "attn_k.bias",
             [MODEL_TENSOR_V_BIAS] = "attn_v.bias",
+            [MODEL_TENSOR_O_BIAS] = "attn_output.bias",
             [MODEL_TENSOR_Q_NORM] = "attn_q_norm.weight",
             [MODEL_TENSOR_K_NORM] = "attn_k_norm.weight",
             [MODEL_TENSOR_FFN_NORM] = "ffn_norm.weight",

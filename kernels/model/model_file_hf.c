@@ -110,6 +110,7 @@ static const model_file_format format_hf = {
             [MODEL_TENSOR_Q_BIAS] = "self_attn.q_proj.bias",
             [MODEL_TENSOR_K_BIAS] = "self_attn.k_proj.bias",
             [MODEL_TENSOR_V_BIAS] = "self_attn.v_proj.bias",
+            [MODEL_TENSOR_O_BIAS] = "self_attn.o_proj.bias",
             [MODEL_TENSOR_Q_NORM] = "self_attn.q_norm.weight",
             [MODEL_TENSOR_K_NORM] = "self_attn.k_norm.weight",
             [MODEL_TENSOR_FFN_NORM] = "post_attention_layernorm.weight",

@@ -30,7 +30,7 @@ static bt_status generate_rows(void *context, model_tensor tensor, uint32_t laye
     const generator *g = context;
     const model_shape shape = model_tensor_shape(&g->card.geometry, tensor);
     const bool is_bias = tensor == MODEL_TENSOR_Q_BIAS || tensor == MODEL_TENSOR_K_BIAS ||
-                         tensor == MODEL_TENSOR_V_BIAS;
+                         tensor == MODEL_TENSOR_V_BIAS || tensor == MODEL_TENSOR_O_BIAS;
     const bool is_norm = shape.rows == 1 && !is_bias;
     /* The standard deviation of uniform() is 1 / sqrt(3). */
     const float scale = shape.rows == 1 ? 0.25F : sqrtf(3.0F / (float)shape.columns);

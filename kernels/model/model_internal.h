@@ -10,6 +10,7 @@ typedef struct model_layer {
     const float *attention_norm; /* [hidden] */
     const float *ffn_norm;
     const float *qkv_bias; /* NULL or [(heads + 2 kv_heads) * head_dim] */
+    const float *o_bias;   /* NULL or [hidden] */
     const float *q_norm;   /* NULL or [head_dim] */
     const float *k_norm;
     pack_matrix qkv; /* q, k, v below each other */

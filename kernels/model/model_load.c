@@ -1,11 +1,14 @@
 /* model_load: a model file through the packer, hashed on the way. The fingerprint is SHA-256 over
- * the geometry, field by field in little endian, and then every tensor as bf16 in the order of
- * model_build; so a GGUF file and an HF folder of the same weights have the same one. */
+ * the geometry, field by field in little endian, with the rotation frequencies in place of what
+ * they were computed from, and then every tensor as bf16 in the order of model_build; so a GGUF
+ * file and an HF folder of the same weights have the same one. */
 #include <openssl/evp.h>
 #include <string.h>
 
+#include "kernels/math.h"
 #include "kernels/model/model_file.h"
 #include "kernels/model/model_internal.h"
+#include "kernels/model/model_rope.h"
 
 typedef struct hashed_file {
     const model_file *file;
@@ -25,21 +28,32 @@ static bt_status hash_number(EVP_MD_CTX *hash, uint64_t value, bt_error *error) 
 }
 
 static bt_status hash_geometry(EVP_MD_CTX *hash, const model_geometry *g, bt_error *error) {
-    uint32_t epsilon_bits;
-    uint64_t theta_bits;
-    memcpy(&epsilon_bits, &g->norm_epsilon, sizeof epsilon_bits);
-    memcpy(&theta_bits, &g->rope_theta, sizeof theta_bits);
     const uint64_t fields[] = {
-        (uint64_t)g->family,  g->vocab_size,  g->context_tokens, g->hidden_size,
-        g->intermediate_size, g->layers,      g->heads,          g->kv_heads,
-        g->head_dim,          epsilon_bits,   theta_bits,        g->has_tied_embeddings,
-        g->has_qkv_bias,      g->has_qk_norm,
+        (uint64_t)g->family,
+        g->vocab_size,
+        g->context_tokens,
+        g->hidden_size,
+        g->intermediate_size,
+        g->layers,
+        g->heads,
+        g->kv_heads,
+        g->head_dim,
+        math_bits_f32(g->norm_epsilon),
+        math_bits_f32(model_rope_magnitude(g)),
+        g->sliding_window,
+        g->has_tied_embeddings,
+        g->has_qkv_bias,
+        g->has_o_bias,
+        g->has_qk_norm,
     };
-    for (size_t i = 0; i < BT_ARRAY_COUNT(fields); i++) {
-        const bt_status status = hash_number(hash, fields[i], error);
-        if (status != BT_OK) return status;
-    }
-    return BT_OK;
+    float frequencies[MODEL_ROPE_PAIRS_MAX];
+    bt_status status = BT_OK;
+    for (size_t i = 0; i < BT_ARRAY_COUNT(fields) && status == BT_OK; i++)
+        status = hash_number(hash, fields[i], error);
+    model_rope_frequencies(g, frequencies);
+    for (uint32_t i = 0; i < g->head_dim / 2 && status == BT_OK; i++)
+        status = hash_number(hash, math_bits_f32(frequencies[i]), error);
+    return status;
 }
 
 static bt_status read_hashed(void *context, model_tensor tensor, uint32_t layer, uint32_t first_row,

@@ -46,18 +46,20 @@ static bt_status create_workspace(model_runner *r) {
     const size_t q_width = (size_t)g->heads * g->head_dim;
     const size_t qkv_width = (size_t)(g->heads + 2 * g->kv_heads) * g->head_dim;
     const uint32_t logit_rows = r->rows_max < MODEL_LOGIT_ROWS ? r->rows_max : MODEL_LOGIT_ROWS;
-    const bool is_complete = make(&r->x, t, g->hidden_size, sizeof *r->x) &&
-                             make(&r->normed, t, g->hidden_size, sizeof *r->normed) &&
-                             make(&r->qkv, t, qkv_width, sizeof *r->qkv) &&
-                             make(&r->attended, t, q_width, sizeof *r->attended) &&
-                             make(&r->activated, t, g->intermediate_size, sizeof *r->activated) &&
-                             make(&r->rope, t, g->head_dim, sizeof *r->rope) &&
-                             make(&r->position, t, 1, sizeof *r->position) &&
-                             make(&r->sequence, t, 1, sizeof *r->sequence) &&
-                             make(&r->logits, logit_rows, g->vocab_size, sizeof *r->logits) &&
-                             make(&r->sample_token, r->rows_max, 1, sizeof *r->sample_token) &&
-                             make(&r->sample_row, r->rows_max, 1, sizeof *r->sample_row) &&
-                             make(&r->page_stamp, r->kv_page_count, 1, sizeof *r->page_stamp);
+    const bool is_complete =
+        make(&r->x, t, g->hidden_size, sizeof *r->x) &&
+        make(&r->normed, t, g->hidden_size, sizeof *r->normed) &&
+        make(&r->qkv, t, qkv_width, sizeof *r->qkv) &&
+        make(&r->attended, t, q_width, sizeof *r->attended) &&
+        make(&r->activated, t, g->intermediate_size, sizeof *r->activated) &&
+        make(&r->rope_frequency, g->head_dim / 2, 1, sizeof *r->rope_frequency) &&
+        make(&r->rope, t, g->head_dim, sizeof *r->rope) &&
+        make(&r->position, t, 1, sizeof *r->position) &&
+        make(&r->sequence, t, 1, sizeof *r->sequence) &&
+        make(&r->logits, logit_rows, g->vocab_size, sizeof *r->logits) &&
+        make(&r->sample_token, r->rows_max, 1, sizeof *r->sample_token) &&
+        make(&r->sample_row, r->rows_max, 1, sizeof *r->sample_row) &&
+        make(&r->page_stamp, r->kv_page_count, 1, sizeof *r->page_stamp);
     return is_complete ? BT_OK : BT_ERR_WORKER_MEMORY;
 }
 
@@ -95,6 +97,7 @@ bt_status model_runner_create(const model *m, const model_runner_options *option
     status = op_attention_plan_create(r->dev, r->tokens_max, r->rows_max, g->context_tokens,
                                       g->heads, &r->kv, &r->plan);
     if (status == BT_OK) status = create_workspace(r);
+    if (status == BT_OK) model_rope_frequencies(g, r->rope_frequency);
     if (status == BT_OK) status = create_samplers(r);
     if (status == BT_OK) {
         *out = r;
@@ -119,6 +122,7 @@ void model_runner_destroy(model_runner *r) {
     bt_free(r->qkv);
     bt_free(r->attended);
     bt_free(r->activated);
+    bt_free(r->rope_frequency);
     bt_free(r->rope);
     bt_free(r->position);
     bt_free(r->sequence);

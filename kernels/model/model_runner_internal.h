@@ -3,6 +3,7 @@
 #define BT_KERNELS_MODEL_MODEL_RUNNER_INTERNAL_H
 
 #include "kernels/model/model_internal.h"
+#include "kernels/model/model_rope.h"
 #include "kernels/ops.h"
 
 /* Logits are computed for so many sequences at a time, so that their memory does not grow with the
@@ -19,6 +20,8 @@ struct model_runner {
     uint32_t kv_page_count;
     uint32_t tokens_max;
     uint32_t rows_max;
+
+    float *rope_frequency; /* [head_dim / 2] */
 
     /* Per token of a batch. */
     float *x;           /* [tokens, hidden], the residual stream */

@@ -35,6 +35,7 @@ static op_attention_params attention_params(model_runner *r, const model_batch *
         .sequences = b->sequences,
         .heads = g->heads,
         .layer = layer,
+        .window = g->sliding_window,
         .scale = 1.0F / sqrtf((float)g->head_dim),
     };
 }
@@ -73,6 +74,7 @@ static void project(model_runner *r, uint32_t rows, uint32_t index) {
     op_matmul(r->dev, &(op_matmul_params){.out = r->x,
                                           .x = r->attended,
                                           .weights = layer->attention_out,
+                                          .bias = layer->o_bias,
                                           .out_stride = g->hidden_size,
                                           .x_stride = (size_t)g->heads * g->head_dim,
                                           .rows = rows,
@@ -125,7 +127,8 @@ static void begin(model_runner *r, const model_batch *b) {
                                                   .positions = r->position,
                                                   .rows = b->tokens,
                                                   .head_dim = g->head_dim,
-                                                  .theta = g->rope_theta});
+                                                  .frequencies = r->rope_frequency,
+                                                  .magnitude = model_rope_magnitude(g)});
     const op_attention_params params = attention_params(r, b, 0);
     op_attention_prepare(r->dev, &params);
 }

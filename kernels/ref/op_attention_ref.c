@@ -14,6 +14,7 @@ typedef struct query {
     const float *q; /* [head_dim] */
     uint32_t sequence;
     uint32_t kv_head;
+    uint32_t first; /* key that is seen */
     uint32_t position;
 } query;
 
@@ -57,7 +58,7 @@ static void add_tile(const query *s, uint32_t first, partial *state) {
     float top = state->maximum;
     for (uint32_t j = 0; j < TILE; j++) {
         float score = 0.0F;
-        if (first + j > s->position) {
+        if (first + j < s->first || first + j > s->position) {
             weights[j] = -math_inf_f32();
             continue;
         }
@@ -74,7 +75,7 @@ static void add_tile(const query *s, uint32_t first, partial *state) {
     for (uint32_t d = 0; d < head_dim; d++) {
         float acc = state->values[d] * factor;
         for (uint32_t j = 0; j < TILE && first + j <= s->position; j++)
-            acc = fmaf(weights[j], kv_at(s, 1, first + j, d), acc);
+            if (first + j >= s->first) acc = fmaf(weights[j], kv_at(s, 1, first + j, d), acc);
         state->values[d] = acc;
     }
 }
@@ -86,14 +87,15 @@ static void run_partition(const query *s, uint32_t partition, partial *state) {
     state->sum = 0.0F;
     for (uint32_t first = begin; first < begin + OP_ATTENTION_PARTITION && first <= s->position;
          first += TILE)
-        add_tile(s, first, state);
+        if (first + TILE > s->first) add_tile(s, first, state);
 }
 
 static void run_query(const query *s, float *out) {
     const uint32_t head_dim = s->p->kv.layout.head_dim;
     partial total, part;
-    run_partition(s, 0, &total);
-    for (uint32_t i = 1; i <= s->position / OP_ATTENTION_PARTITION; i++) {
+    const uint32_t first_partition = s->first / OP_ATTENTION_PARTITION;
+    run_partition(s, first_partition, &total);
+    for (uint32_t i = first_partition + 1; i <= s->position / OP_ATTENTION_PARTITION; i++) {
         run_partition(s, i, &part);
         const float top = part.maximum > total.maximum ? part.maximum : total.maximum;
         const float old_factor = math_exp_f32(total.maximum - top);
@@ -114,12 +116,15 @@ void op_attention_ref(const op_attention_params *p) {
     BT_ASSERT(head_dim <= HEAD_DIM_MAX);
     for (uint32_t s = 0; s < p->sequences; s++) {
         for (uint32_t t = p->token_offsets[s]; t < p->token_offsets[s + 1]; t++) {
+            const uint32_t position = p->first_positions[s] + t - p->token_offsets[s];
+            const bool is_cut = p->window != 0 && position >= p->window;
             for (uint32_t h = 0; h < p->heads; h++)
                 run_query(&(query){.p = p,
                                    .q = p->q + t * p->q_stride + (size_t)h * head_dim,
                                    .sequence = s,
                                    .kv_head = h / group,
-                                   .position = p->first_positions[s] + t - p->token_offsets[s]},
+                                   .first = is_cut ? position - p->window + 1 : 0,
+                                   .position = position},
                           p->out + ((size_t)t * p->heads + h) * head_dim);
         }
     }

@@ -50,13 +50,11 @@ void op_rope_table_ref(const op_rope_table_params *p) {
     const uint32_t half = p->head_dim / 2;
     for (uint32_t r = 0; r < p->rows; r++) {
         for (uint32_t i = 0; i < half; i++) {
-            const double exponent = (double)(2 * i) / (double)p->head_dim;
-            const float frequency = (float)math_exp_f64(-exponent * math_log_f64(p->theta));
-            const float angle = (float)p->positions[r] * frequency;
+            const float angle = (float)p->positions[r] * p->frequencies[i];
             double sine, cosine;
             math_sincos_f64((double)angle, &sine, &cosine);
-            p->out[(size_t)r * p->head_dim + i] = (float)cosine;
-            p->out[(size_t)r * p->head_dim + half + i] = (float)sine;
+            p->out[(size_t)r * p->head_dim + i] = (float)cosine * p->magnitude;
+            p->out[(size_t)r * p->head_dim + half + i] = (float)sine * p->magnitude;
         }
     }
 }

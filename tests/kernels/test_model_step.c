@@ -278,6 +278,7 @@ static void check_family(size_t index, kv_dtype dtype, uint64_t recorded_hash) {
         {"chunks of 1", {.chunk = 1}},
         {"chunks of 7", {.chunk = 7}},
         {"chunks of 32", {.chunk = 32}},
+        {"chunks of 512", {.chunk = 512}},
         {"a last token alone", {.gives_last_alone = true}},
         {"batches of chunks", {.chunk = 32, .is_batched = true}},
         {"the page order", {.page_seed = 5}},
@@ -321,6 +322,11 @@ static void qwen2_is_prefix_deterministic(void **state) {
 static void qwen3_is_prefix_deterministic(void **state) {
     (void)state;
     check_family(2, KV_DTYPE_BF16, 0xcc229842aeee09adU);
+}
+
+static void mistral_is_prefix_deterministic(void **state) {
+    (void)state;
+    check_family(3, KV_DTYPE_BF16, 0x715e0505e94d1efeU);
 }
 
 static void f32_pages_are_prefix_deterministic(void **state) {
@@ -462,6 +468,36 @@ static void bad_runners_and_geometries_are_refused(void **state) {
     g = tiny_models[0];
     g.head_dim = 11;
     assert_int_equal(model_generate(&g, 1, &none, &error), BT_ERR_CALLER_ARGUMENT);
+    static const struct {
+        model_rope_scaling scaling;
+        const char *says;
+    } scalings[] = {
+        {{.kind = MODEL_ROPE_KIND_LINEAR}, "factor is 0"},
+        {{.kind = MODEL_ROPE_KIND_LINEAR, .factor = 0.5}, "factor is 0.5"},
+        {{.kind = MODEL_ROPE_KIND_LLAMA3, .factor = 8}, "original context"},
+        {{.kind = MODEL_ROPE_KIND_LLAMA3,
+          .factor = 8,
+          .original_context_tokens = 64,
+          .low_frequency_factor = 4,
+          .high_frequency_factor = 4},
+         "below the high one"},
+        {{.kind = MODEL_ROPE_KIND_YARN, .factor = 8, .original_context_tokens = 64, .beta_slow = 1},
+         "beta_fast 0"},
+        {{.kind = MODEL_ROPE_KIND_YARN,
+          .factor = 8,
+          .original_context_tokens = 64,
+          .beta_slow = 1,
+          .beta_fast = 32},
+         "attention factor is 0"},
+        {{.kind = MODEL_ROPE_KIND_DIVISORS, .divisors = {1, 1}}, "divisor 0 of rope frequency 2"},
+        {{.kind = (model_rope_kind)99}, "kind of rope scaling 99"},
+    };
+    for (size_t i = 0; i < BT_ARRAY_COUNT(scalings); i++) {
+        g = tiny_models[0];
+        g.rope_scaling = scalings[i].scaling;
+        assert_int_equal(model_generate(&g, 1, &none, &error), BT_ERR_CALLER_ARGUMENT);
+        if (strstr(error.text, scalings[i].says) == NULL) fail_msg("says '%s'", error.text);
+    }
     assert_null(none);
 }
 
@@ -505,6 +541,7 @@ int main(void) {
         cmocka_unit_test(llama_is_prefix_deterministic),
         cmocka_unit_test(qwen2_is_prefix_deterministic),
         cmocka_unit_test(qwen3_is_prefix_deterministic),
+        cmocka_unit_test(mistral_is_prefix_deterministic),
         cmocka_unit_test(f32_pages_are_prefix_deterministic),
         cmocka_unit_test(bad_batches_are_refused),
         cmocka_unit_test(bad_runners_and_geometries_are_refused),

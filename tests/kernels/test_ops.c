@@ -265,14 +265,18 @@ static void rope_table_equals_its_reference(void **state) {
     static const uint32_t head_dims[] = {2, 16, 64, 128};
     float want[BT_ARRAY_COUNT(positions) * HEAD_DIM_MAX];
     float got[BT_ARRAY_COUNT(positions) * HEAD_DIM_MAX];
+    float frequencies[HEAD_DIM_MAX];
+    for (size_t i = 0; i < HEAD_DIM_MAX; i++)
+        frequencies[i] = 1.0F / (float)(1 + 7 * i * i);
     for (size_t i = 0; i < BT_ARRAY_COUNT(head_dims); i++) {
         op_rope_table_params p = {.out = want,
                                   .positions = positions,
                                   .rows = BT_ARRAY_COUNT(positions),
                                   .head_dim = head_dims[i],
-                                  .theta = 1e6};
+                                  .frequencies = frequencies,
+                                  .magnitude = i % 2 == 0 ? 1.0F : 1.1386F};
         op_rope_table_ref(&p);
-        assert_true(want[0] == 1.0F && want[head_dims[i] / 2] == 0.0F);
+        assert_true(want[0] == p.magnitude && want[head_dims[i] / 2] == 0.0F);
         p.out = got;
         const size_t bytes = BT_ARRAY_COUNT(positions) * head_dims[i] * sizeof *got;
         for (uint32_t d = 0; d < all->count; d++) {
@@ -291,19 +295,31 @@ typedef struct kv_case {
     uint32_t sequences;
     uint32_t first[4];
     uint32_t tokens[4];
+    uint32_t window;
 } kv_case;
 
 static const kv_case kv_cases[] = {
-    {KV_DTYPE_BF16, 16, 64, 3, 3, 1, {0}, {1}},
-    {KV_DTYPE_BF16, 32, 64, 1, 1, 0, {0}, {0}},
-    {KV_DTYPE_BF16, 32, 64, 3, 3, 2, {5, 0}, {1, 40}},
-    {KV_DTYPE_BF16, 64, 128, 2, 2, 3, {63, 64, 0}, {1, 65, 64}},
-    {KV_DTYPE_F32, 16, 32, 2, 7, 2, {100, 3}, {9, 30}},
-    {KV_DTYPE_BF16, 16, 8, 1, 4, 2, {0, 17}, {70, 2}},
-    {KV_DTYPE_F32, 64, 16, 1, 2, 1, {511}, {3}},
-    {KV_DTYPE_BF16, 32, 24, 2, 2, 2, {1030, 500}, {1, 30}},
-    {KV_DTYPE_BF16, 32, 64, 1, 3, 2, {1700, 512}, {1, 1}},
-    {KV_DTYPE_BF16, 64, 66, 1, 1, 1, {480}, {100}},
+    {KV_DTYPE_BF16, 16, 64, 3, 3, 1, {0}, {1}, 0},
+    {KV_DTYPE_BF16, 32, 64, 1, 1, 0, {0}, {0}, 0},
+    {KV_DTYPE_BF16, 32, 64, 3, 3, 2, {5, 0}, {1, 40}, 0},
+    {KV_DTYPE_BF16, 64, 128, 2, 2, 3, {63, 64, 0}, {1, 65, 64}, 0},
+    {KV_DTYPE_F32, 16, 32, 2, 7, 2, {100, 3}, {9, 30}, 0},
+    {KV_DTYPE_BF16, 16, 8, 1, 4, 2, {0, 17}, {70, 2}, 0},
+    {KV_DTYPE_F32, 64, 16, 1, 2, 1, {511}, {3}, 0},
+    {KV_DTYPE_BF16, 32, 24, 2, 2, 2, {1030, 500}, {1, 30}, 0},
+    {KV_DTYPE_BF16, 32, 64, 1, 3, 2, {1700, 512}, {1, 1}, 0},
+    {KV_DTYPE_BF16, 64, 66, 1, 1, 1, {480}, {100}, 0},
+    /* Windows: of one key, within a tile, across tiles, across partitions, as wide as everything;
+     * decoding, and blocks in which only some queries see a tile or a partition. */
+    {KV_DTYPE_BF16, 16, 64, 3, 3, 3, {0, 63, 700}, {30, 3, 1}, 1},
+    {KV_DTYPE_BF16, 32, 64, 2, 2, 3, {0, 500, 1700}, {100, 90, 1}, 5},
+    {KV_DTYPE_F32, 16, 16, 1, 4, 2, {3, 480}, {9, 120}, 24},
+    {KV_DTYPE_BF16, 32, 64, 1, 3, 2, {1700, 512}, {1, 1}, 64},
+    {KV_DTYPE_BF16, 32, 24, 2, 2, 3, {1030, 500, 0}, {1, 30, 200}, 65},
+    {KV_DTYPE_BF16, 64, 66, 1, 1, 2, {480, 1100}, {100, 120}, 100},
+    {KV_DTYPE_BF16, 64, 128, 1, 2, 3, {1023, 1500, 600}, {1, 70, 40}, 513},
+    {KV_DTYPE_F32, 32, 32, 2, 1, 3, {1023, 1500, 0}, {2, 1, 130}, 1025},
+    {KV_DTYPE_BF16, 32, 64, 1, 2, 2, {1023, 0}, {2, 40}, 100000},
 };
 
 typedef struct kv_setup {
@@ -422,6 +438,7 @@ static void check_attention(const devices *all, const kv_case *c, uint64_t seed)
                              .sequences = c->sequences,
                              .heads = heads,
                              .layer = 1,
+                             .window = c->window,
                              .scale = 0.125F};
     op_attention_ref(&p);
     p.out = got;

@@ -1,4 +1,4 @@
-/* Geometries of tiny models of the three families. */
+/* Geometries of tiny models of every family. */
 #ifndef BT_TESTS_KERNELS_TINY_MODELS_H
 #define BT_TESTS_KERNELS_TINY_MODELS_H
 
@@ -43,6 +43,29 @@ static const model_geometry tiny_models[] = {
      .rope_theta = 1000000.0,
      .has_tied_embeddings = true,
      .has_qk_norm = true},
+    /* As Mistral, with everything that is an option elsewhere. */
+    {.family = MODEL_FAMILY_LLAMA,
+     .vocab_size = 290,
+     .context_tokens = 2048,
+     .hidden_size = 64,
+     .intermediate_size = 96,
+     .layers = 2,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 32,
+     .norm_epsilon = 1e-5F,
+     .rope_theta = 10000.0,
+     .rope_scaling = {.kind = MODEL_ROPE_KIND_YARN,
+                      .original_context_tokens = 256,
+                      .factor = 8,
+                      .beta_fast = 32,
+                      .beta_slow = 1,
+                      .attention_factor = 1.25,
+                      .has_whole_ramp = true},
+     .sliding_window = 100,
+     .has_tied_embeddings = true,
+     .has_qkv_bias = true,
+     .has_o_bias = true},
 };
 
 #endif

@@ -20,38 +20,39 @@ enum { CHAINS = 4 };
 #include "kernels/host/simd.h"
 
 enum { PASSES = 3, PIECES = 256, FMA_ITEMS = 16, FMA_ROUNDS = 1 << 20 };
-static const size_t POOL_BYTES = (size_t)1 << 30;
 
 struct ceilings {
     dev_host *dev;
     float *memory;
+    size_t bytes;
     volatile float sink; /* keeps the loops alive */
 };
 
-ceilings *ceilings_create(dev_host *dev) {
+ceilings *ceilings_create(dev_host *dev, uint32_t mib) {
     ceilings *c = bt_calloc(1, sizeof *c);
     if (c == NULL) return NULL;
     c->dev = dev;
-    c->memory = host_memory_map(POOL_BYTES);
+    c->bytes = (size_t)mib << 20;
+    c->memory = host_memory_map(c->bytes);
     if (c->memory == NULL) {
         bt_free(c);
         return NULL;
     }
-    for (size_t i = 0; i < POOL_BYTES / sizeof(float); i += 16)
+    for (size_t i = 0; i < c->bytes / sizeof(float); i += 16)
         c->memory[i] = 1.0F;
     return c;
 }
 
 void ceilings_destroy(ceilings *c) {
     if (c == NULL) return;
-    host_memory_unmap(c->memory, POOL_BYTES);
+    host_memory_unmap(c->memory, c->bytes);
     bt_free(c);
 }
 
 static void read_item(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     ceilings *c = context;
-    const size_t floats = POOL_BYTES / PIECES / sizeof(float);
+    const size_t floats = c->bytes / PIECES / sizeof(float);
     const float *from = c->memory + item * floats;
     v16 sums[4] = {v16_set1(0.0F), v16_set1(0.0F), v16_set1(0.0F), v16_set1(0.0F)};
     for (size_t i = 0; i < floats; i += 64) {
@@ -98,7 +99,7 @@ static double best_rate(ceilings *c, uint32_t items, void (*item)(void *, uint32
 }
 
 double ceilings_read(ceilings *c) {
-    return best_rate(c, PIECES, read_item, (double)POOL_BYTES);
+    return best_rate(c, PIECES, read_item, (double)c->bytes);
 }
 
 double ceilings_fma(ceilings *c) {

@@ -9,8 +9,9 @@
 
 typedef struct ceilings ceilings;
 
-/* Takes 1 GiB to read from; NULL when memory is out. Returns owned. */
-ceilings *ceilings_create(dev_host *dev);
+/* Takes `mib` MiB to read from, which should be far more than the caches; NULL when memory is out.
+ * Returns owned. */
+ceilings *ceilings_create(dev_host *dev, uint32_t mib);
 void ceilings_destroy(ceilings *c);
 /* Bytes per second that all threads read from memory; best of three passes. */
 double ceilings_read(ceilings *c);

@@ -14,7 +14,11 @@ static void answer(decode_core *core, proto_attempt id, bt_status status, row_sl
                    const char *text) {
     proto_message message = {.kind = PROTO_RESERVATION};
     message.reservation = (proto_reservation){
-        .attempt = id, .status = status, .slot = slot.index, .slot_generation = slot.generation};
+        .attempt = id,
+        .status = status,
+        .slot_count = status == BT_OK ? 1 : 0,
+        .slots = {{.index = slot.index, .generation = slot.generation}},
+    };
     proto_text_copy(message.reservation.text, sizeof message.reservation.text, text);
     if (status == BT_OK) {
         core->accepted_total++;
@@ -92,7 +96,8 @@ static bt_status expect(decode_core *core, decode_attempt *a, bt_error *error) {
     const handoff_offer offer = {
         .attempt = a->id,
         .peer = a->prefill,
-        .slot = a->slot,
+        .sample_count = 1,
+        .slots = &a->slot,
         .prompt_tokens = a->prompt_tokens,
         .page_count = kv_pages_for(a->prompt_tokens, core->options.page_tokens),
         .pages = a->pages,

@@ -176,7 +176,9 @@ static void on_work(decode_core *core, const proto_message *message) {
     case PROTO_RUN:
     case PROTO_PREFILL_DONE:
     case PROTO_CHUNK:
-    case PROTO_CAPACITY: break;
+    case PROTO_CAPACITY:
+    case PROTO_PROMPT:
+    case PROTO_PROMPT_LOGPROBS: break;
     }
     membership_reject(&core->member, message);
 }

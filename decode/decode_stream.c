@@ -20,7 +20,8 @@ enum {
 
 static size_t row_bytes_max(const decode_core *core, uint32_t mask_mode) {
     const uint32_t cap = membership_cap(&core->member);
-    return row_record_bytes(mask_mode, mask_mode != SAMPLER_MASK_OFF ? cap : 0);
+    return row_record_bytes((row_widths){.mask_mode = mask_mode,
+                                         .support_count = mask_mode != SAMPLER_MASK_OFF ? cap : 0});
 }
 
 size_t decode_queue_bytes_max(const decode_core *core, uint32_t mask_mode) {

@@ -19,6 +19,8 @@ typedef struct compute_ops {
     void (*start)(compute *c, const model_batch *batch);
     /* Zeroes tokens [used, page_tokens) of a page that no step uses now. */
     void (*zero_tail)(compute *c, uint32_t page, uint32_t used);
+    /* Copies page `from` to `to`; no step uses `to` now, and none writes `from`. */
+    void (*copy_page)(compute *c, uint32_t from, uint32_t to);
     /* Waits for the running step, if any; on_done does not follow. */
     void (*destroy)(compute *c);
 } compute_ops;

@@ -56,6 +56,13 @@ static void host_zero_tail(compute *c, uint32_t page, uint32_t used) {
     }
 }
 
+static void host_copy_page(compute *c, uint32_t from, uint32_t to) {
+    const compute_host *host = (compute_host *)c;
+    const size_t bytes = kv_page_bytes(&host->kv);
+    BT_ASSERT(from != to);
+    memcpy(host->kv_memory + to * bytes, host->kv_memory + from * bytes, bytes);
+}
+
 static void host_destroy(compute *c) {
     if (c == NULL) return;
     compute_host *host = (compute_host *)c;
@@ -74,6 +81,7 @@ static const compute_ops host_ops = {
     .name = "host",
     .start = host_start,
     .zero_tail = host_zero_tail,
+    .copy_page = host_copy_page,
     .destroy = host_destroy,
 };
 

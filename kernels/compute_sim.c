@@ -161,6 +161,13 @@ static void sim_start(compute *c, const model_batch *batch) {
     sim->due_us = UINT64_MAX;
 }
 
+static void sim_copy_page(compute *c, uint32_t from, uint32_t to) {
+    const compute_sim_options *o = &((compute_sim *)c)->options;
+    BT_ASSERT(from < o->kv_page_count && to < o->kv_page_count && from != to);
+    memcpy((uint8_t *)o->kv_memory + to * o->page_bytes,
+           (const uint8_t *)o->kv_memory + from * o->page_bytes, o->page_bytes);
+}
+
 static void sim_zero_tail(compute *c, uint32_t page, uint32_t used) {
     const compute_sim_options *o = &((compute_sim *)c)->options;
     BT_ASSERT(page < o->kv_page_count);
@@ -177,6 +184,7 @@ static const compute_ops sim_ops = {
     .name = "sim",
     .start = sim_start,
     .zero_tail = sim_zero_tail,
+    .copy_page = sim_copy_page,
     .destroy = sim_destroy,
 };
 

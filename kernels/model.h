@@ -117,6 +117,20 @@ BT_MUST_CHECK bt_status model_runner_create(const model *m, const model_runner_o
                                             model_runner **out, bt_error *error);
 void model_runner_destroy(model_runner *runner);
 
+/* Log-probabilities of prompt tokens: for query tokens [first, first + count) of a sequence (in the
+ * batch's order, counted from the sequence's first query token) the log-softmax of their own
+ * logits, unprocessed, at targets[i] (the token that follows). Nothing is drawn for them. */
+typedef struct model_scores {
+    uint32_t first, count;  /* count 0: none */
+    const int32_t *targets; /* [count] */
+    uint32_t vocab_limit;
+    uint32_t top_count, id_count;
+    const int32_t *ids; /* [id_count] */
+    float *logprobs;    /* [count], out */
+    sampler_top *top;   /* [count][top_count], out */
+    float *id_logprobs; /* [count][id_count], out */
+} model_scores;
+
 /* One step, in CSR form. All arrays are borrowed for the call.
  * Sequence s has query tokens token_ids[token_offsets[s] .. token_offsets[s+1]) at the absolute
  * positions first_positions[s] + 0, 1, ...; the KV of every position below first_positions[s] is
@@ -133,11 +147,17 @@ typedef struct model_batch {
     const uint8_t *samples;          /* [sequences]: 1 = draw from the last query token's logits */
     const sampler_params *sampling;  /* [sequences]; read where samples[s] is 1 */
     sampler_row *rows;               /* [sequences], out, where samples[s] is 1 */
-    float *logits; /* NULL, or [sequences, vocab_size], out where samples[s] is 1 */
+    float *logits;              /* NULL, or [sequences, vocab_size], out where samples[s] is 1 */
+    const model_scores *scores; /* NULL, or [sequences] */
+    /* NULL, or several draws from the same logits (n > 1 of one prompt): sequence s has sampling
+     * and rows at draw_offsets[s] .. draw_offsets[s + 1], one draw each, instead of at s; none
+     * where samples[s] is 0. */
+    const uint32_t *draw_offsets; /* [sequences + 1] */
 } model_batch;
 
-/* Writes K and V of every query token into the pages, then draws. Blocking. Errors: CALLER_ARGUMENT
- * for a batch that breaks the rules above (nothing is written), WORKER_* otherwise. */
+/* Writes K and V of every query token into the pages, then draws and scores. Blocking. Errors:
+ * CALLER_ARGUMENT for a batch that breaks the rules above (nothing is written), WORKER_* otherwise.
+ */
 BT_MUST_CHECK bt_status model_step(model_runner *runner, const model_batch *batch);
 
 #endif

@@ -32,14 +32,39 @@
 
 #include "base/status.h"
 
+/* What the parameters do to a row of logits, in this order, before anything above:
+ *     x = logits[i]
+ *     x = fmaf(-frequency_penalty, (float)count[i], x)       count[i]: times i is in output_ids
+ *     x = x - presence_penalty                               where count[i] > 0
+ *     x = x > 0 ? x / repetition_penalty : x * repetition_penalty      where count[i] > 0
+ *     x = -inf                                               where i is banned
+ *     x = x + bias                                           where i is biased; a banned id stays
+ * so as SGLang applies them: penalties look at the output alone, not at the prompt. What is neutral
+ * (0, 0, 1, none) is not computed. The `rank` rule keeps, of the ids in order (w descending, id
+ * ascending), rank r iff  r < top_k  and  sum{q of ranks before r} <= top_p * Q  and  w[r] >= min_p
+ * * w[0]. min_p in `joint` selects the sequential rule for that request: top_k as above (ties
+ * kept), then top_p over the mass Q' of what is left (sum of q over w[j] > w[i] < top_p * Q'), then
+ * w[i] >= min_p * max w. */
+
 /* The mass arithmetic stays exact up to this vocabulary. */
-enum { SAMPLER_VOCAB_MAX = 1 << 22 };
+enum { SAMPLER_VOCAB_MAX = 1 << 22, SAMPLER_TOP_MAX = 128, SAMPLER_IDS_MAX = 1024 };
 
 typedef enum sampler_mask_mode {
     SAMPLER_MASK_OFF = 0,
     SAMPLER_MASK_SELECTED = 1, /* ids, and the log-probability of the drawn token */
     SAMPLER_MASK_SUPPORT = 2,  /* ids, and the log-probability of every id */
 } sampler_mask_mode;
+
+typedef enum sampler_filter {
+    SAMPLER_FILTER_JOINT = 0, /* ties at a cutoff live or die together */
+    SAMPLER_FILTER_RANK = 1,  /* ties are cut by position: never more than top_k entries */
+} sampler_filter;
+
+/* One of the largest log-probabilities. */
+typedef struct sampler_top {
+    int32_t id;
+    float logprob;
+} sampler_top;
 
 /* Ordered by severity; the numbers travel in the metadata row. */
 typedef enum sampler_status {
@@ -59,6 +84,25 @@ typedef struct sampler_params {
     uint32_t vocab_limit;     /* ids >= this have no text and weight 0; 0 = whole vocabulary */
     uint32_t wants_logprob;   /* fill token_logprob */
     uint64_t seed;
+    uint32_t filter;                           /* sampler_filter */
+    float min_p;                               /* [0, 1] */
+    float frequency_penalty, presence_penalty; /* [-2, 2] */
+    float repetition_penalty;                  /* (0, 2]; 0 is read as 1 */
+    /* What was drawn so far, for the penalties; borrowed, may be NULL without them. */
+    const int32_t *output_ids;
+    uint32_t output_count;
+    /* Ids that cannot be drawn now, and additions to logits; borrowed. Ids are unique and in the
+     * vocabulary. */
+    uint32_t banned_count;
+    const int32_t *banned_ids;
+    uint32_t bias_count;
+    const int32_t *bias_ids;
+    const float *biases;
+    /* With wants_logprob: how many of the largest log-probabilities (fewer where the vocabulary is
+     * smaller), and of which ids besides; borrowed. */
+    uint32_t top_logprobs;
+    uint32_t logprob_id_count;
+    const int32_t *logprob_ids;
 } sampler_params;
 
 /* What one draw gives. The two arrays are the caller's (at least mask_max_tokens entries where
@@ -73,6 +117,12 @@ typedef struct sampler_row {
     uint32_t cap_needed;    /* realised support size, also on OVERFLOW; 0 with masks off */
     int32_t *support_ids;
     float *support_logprobs; /* support mode only */
+    /* The caller's arrays [top_logprobs] and [logprob_id_count], or NULL without them. Best first,
+     * then ascending id; -inf for what cannot be drawn (an id at or beyond vocab_limit too). Over
+     * the whole vocabulary, as token_logprob. */
+    uint32_t top_count;
+    sampler_top *top;
+    float *id_logprobs;
 } sampler_row;
 
 typedef struct sampler_workspace sampler_workspace;
@@ -95,6 +145,26 @@ void sampler_workspace_destroy(sampler_workspace *workspace);
  * SAMPLER_INVALID. The parameters must be valid. */
 void sampler_draw(sampler_workspace *workspace, const sampler_params *params, const float *logits,
                   uint32_t vocab_size, uint32_t position, sampler_row *row);
+
+/* Scores a row without drawing: log-softmax of the logits as they are (temperature 1, no
+ * processing) at `target`, at the `top_count` largest, and at ids. The order of operations is
+ * token_logprob's with temperature 1. Arrays are the caller's, NULL where their count is 0. false,
+ * and nothing written, when a logit is NaN or +inf, or all are -inf. */
+typedef struct sampler_scoring {
+    int32_t target;
+    uint32_t vocab_limit;
+    uint32_t top_count;
+    uint32_t id_count;
+    const int32_t *ids;
+} sampler_scoring;
+bool sampler_score_row(sampler_workspace *workspace, const sampler_scoring *request,
+                       const float *logits, uint32_t vocab_size, float *target_out,
+                       sampler_top *top_out, float *ids_out);
+
+/* Nanoseconds spent in the code that captures masks (nothing else) since the workspace was made or
+ * this was last called; counted only after sampler_time_capture(workspace, true). */
+void sampler_time_capture(sampler_workspace *workspace, bool is_on);
+uint64_t sampler_take_capture_ns(sampler_workspace *workspace);
 
 /* The plain C reference of sampler_draw: full sort, no shortcuts; same bits. Allocates. */
 BT_MUST_CHECK bt_status sampler_draw_ref(const sampler_params *params, const float *logits,

@@ -1,14 +1,14 @@
-/* The handoff of one attempt from prefill to decode: KV pages in bounded chunks and the metadata
- * row, proven, acknowledged. Two state machines, both pure on top of a mover and a clock: the
- * *sender* (in prefill) and the *receiver* (in decode). They speak four messages over the mover,
- * told apart by a kind in the header (handoff_wire.h): CHUNK and ROW (prefill -> decode), ACK
- * (decode -> prefill, with a status: a refusal travels the same way), and HELLO, by which a pair
- * proves that both directions work.
+/* The handoff of one attempt from prefill to decode: KV pages in bounded chunks and a metadata row
+ * per sample, proven, acknowledged. Two state machines, both pure on top of a mover and a clock:
+ * the *sender* (in prefill) and the *receiver* (in decode). They speak four messages over the
+ * mover, told apart by a kind in the header (handoff_wire.h): CHUNK and ROW (prefill -> decode),
+ * ACK (decode -> prefill, with a status: a refusal travels the same way), and HELLO, by which a
+ * pair proves that both directions work.
  *
  * Rules kept here: nothing is inferred from order; a chunk index that completes twice is an error;
- * an attempt is READY when exactly the announced chunks completed with matching checksums and the
- * row proves itself; the sender's pages stay pinned until decode's ack; memory with a posted
- * receive is never given back before that receive ended (quiescence).
+ * an attempt is READY when exactly the announced chunks completed with matching checksums and every
+ * sample's row proves itself; the sender's pages stay pinned until decode's ack; memory with a
+ * posted receive is never given back before that receive ended (quiescence).
  *
  * Transfer chunks: consecutive logical pages of at most chunk_bytes_max together; a page larger
  * than that is cut at layer boundaries, and then a chunk holds layers of one page. A chunk header
@@ -48,11 +48,13 @@ enum {
 
 typedef struct handoff_receiver handoff_receiver;
 
-/* What decode expects; pages and slot stay owned by the caller, borrowed until on_quiet. */
+/* What decode expects; pages and slots stay owned by the caller, borrowed until on_quiet. Chunks
+ * carry the slot of sample 0, each row its own. */
 typedef struct handoff_offer {
     proto_attempt attempt;
     xfer_peer peer; /* the prefill worker */
-    row_slot slot;
+    uint32_t sample_count;
+    const row_slot *slots; /* [sample_count]; copied */
     uint32_t prompt_tokens;
     uint32_t page_count;   /* pages of the prompt = ceil(prompt_tokens / page_tokens) */
     const uint32_t *pages; /* [page_count], logical order; the list is copied */
@@ -61,10 +63,11 @@ typedef struct handoff_offer {
 } handoff_offer;
 
 typedef struct handoff_receiver_events {
-    /* KV and row are proven and the ack is sent (or queued behind others). The row's arrays point
-     * into the slot. The handoff of this attempt is over and quiet: pages and slot are the caller's
-     * alone; on_quiet does not follow. */
-    void (*on_ready)(void *context, proto_attempt attempt, const metadata_row *row);
+    /* KV and rows [sample_count] are proven and the ack is sent (or queued behind others). The
+     * rows' arrays point into the slots. With several samples some rows may have a status that is
+     * not OK, never all. The handoff of this attempt is over and quiet: pages and slots are the
+     * caller's alone; on_quiet does not follow. */
+    void (*on_ready)(void *context, proto_attempt attempt, const metadata_row *rows);
     /* The handoff failed (proof, protocol, deadline, peer). on_quiet follows when memory is at
      * rest. */
     void (*on_failed)(void *context, proto_attempt attempt, bt_status status, const char *text);
@@ -137,7 +140,8 @@ typedef struct handoff_sender handoff_sender;
 typedef struct handoff_target {
     proto_attempt attempt;
     xfer_peer peer; /* the decode worker */
-    row_slot slot;  /* in decode's pool */
+    uint32_t sample_count;
+    const row_slot *slots; /* [sample_count], in decode's pool; copied */
     uint32_t prompt_tokens;
     uint64_t deadline_us;
 } handoff_target;
@@ -169,7 +173,7 @@ typedef struct handoff_sender_counts {
 typedef struct handoff_sender_options {
     xfer *mover;
     kv_pool *pages;
-    row_pool *rows; /* the sender's own staging slots, one per attempt in flight */
+    row_pool *rows; /* the sender's own staging slots, one per sample in flight */
     record_checksum checksum;
     uint32_t page_tokens;
     uint32_t attempts_max;
@@ -194,9 +198,11 @@ BT_MUST_CHECK bt_status handoff_sender_begin(handoff_sender *sender, const hando
 BT_MUST_CHECK bt_status handoff_sender_pages(handoff_sender *sender, proto_attempt attempt,
                                              uint32_t first, uint32_t count, const uint32_t *pages,
                                              bool is_last);
-/* The first token and its mask row (copied), once; fields of the handoff itself (attempt, slot,
- * generation, writer, chunks, pages, bytes, prompt tokens) are filled in here. CALLER_LIMIT when it
- * does not fit a slot, CALLER_ARGUMENT for a second row or a status that is not OK. */
+/* The first token of sample row->sample_index and its mask row (copied), once per sample; fields of
+ * the handoff itself (attempt, slot, generation, writer, chunks, pages, bytes, prompt tokens) are
+ * filled in here. Rows leave when all are there and the last chunk is cut. CALLER_LIMIT when it
+ * does not fit a slot, CALLER_ARGUMENT for a second row of a sample, or a status that is not OK in
+ * an attempt of one sample. */
 BT_MUST_CHECK bt_status handoff_sender_row(handoff_sender *sender, proto_attempt attempt,
                                            const metadata_row *row);
 /* Gives the attempt up: nothing more is sent; on_quiet follows (maybe inside the call). Decode

@@ -8,7 +8,7 @@
  * A record is reused only when no receive of it is posted, so that the token of a completion
  * (record and chunk index) always means what it did when it was posted. The user's events are
  * called last, when the record is consistent, because they may call back. */
-#include "pd_buffers/handoff.h"
+#include "pd_buffers/handoff_receiver_internal.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -17,61 +17,10 @@
 
 #include "base/assert.h"
 #include "base/fault.h"
-#include "base/id_map.h"
 #include "base/mem.h"
-#include "pd_buffers/handoff_peers.h"
-#include "pd_buffers/handoff_wire.h"
 
-/* In the low half of a token, where a chunk has its index. */
-static const uint32_t row_token = UINT32_MAX;
-
-typedef enum incoming_state {
-    INCOMING_FREE,
-    INCOMING_RECEIVING,
-    INCOMING_DRAINING,
-    INCOMING_ACKING,
-} incoming_state;
-
-typedef enum receive_state {
-    RECEIVE_NONE,
-    RECEIVE_POSTED,
-    RECEIVE_DONE,
-} receive_state;
-
-typedef struct incoming_chunk {
-    receive_state state;
-    uint32_t crc; /* as announced */
-    handoff_span span;
-} incoming_chunk;
-
-typedef struct incoming {
-    incoming_state state;
-    bool is_stuck_reported;
-    handoff_offer offer; /* .pages is the copy below */
-    uint32_t *pages;
-    uint32_t page_capacity;
-    uint32_t unit_count, unit_capacity;
-    incoming_chunk *chunks; /* [unit_count]: no more chunks than units */
-    uint32_t *checksums;    /* [unit_count], by chunk index */
-    bool *is_covered;       /* [unit_count], by unit */
-    uint32_t chunks_posted, chunks_done, units_covered;
-    uint32_t chunk_index_end; /* one past the largest index seen */
-    receive_state row_state;
-    size_t row_bytes;
-    metadata_row row;
-    uint32_t posted; /* receives now */
-} incoming;
-
-struct handoff_receiver {
-    handoff_receiver_options options;
-    handoff_geometry geometry;
-    handoff_peers peers;
-    incoming *records;    /* [attempts_max] */
-    bt_id_map by_attempt; /* the records that are not FREE */
-    uint32_t active;
-    handoff_receiver_counts counts;
-    xfer_iov iov[XFER_IOV_MAX]; /* of the receive being posted */
-};
+/* In the low half of a token, where a chunk has its index: the row of sample i is at first + i. */
+static const uint32_t row_token_first = UINT32_MAX - PROTO_SAMPLES_MAX;
 
 static xfer *mover_of(handoff_receiver *receiver) {
     return receiver->options.mover;
@@ -113,10 +62,8 @@ static void release_if_quiet(handoff_receiver *receiver, incoming *in) {
     receiver->options.events.on_quiet(receiver->options.events.context, attempt);
 }
 
-static void fail(handoff_receiver *receiver, incoming *in, bt_status status, const char *format,
-                 ...) BT_PRINTF(4, 5);
-static void fail(handoff_receiver *receiver, incoming *in, bt_status status, const char *format,
-                 ...) {
+void handoff_incoming_fail(handoff_receiver *receiver, incoming *in, bt_status status,
+                           const char *format, ...) {
     char text[PROTO_TEXT_MAX];
     va_list args;
     BT_ASSERT(in->state == INCOMING_RECEIVING);
@@ -127,118 +74,17 @@ static void fail(handoff_receiver *receiver, incoming *in, bt_status status, con
     receiver->counts.failed++;
     const proto_attempt attempt = in->offer.attempt;
     if (bt_status_scope(status) != BT_SCOPE_PEER)
-        refuse(receiver, in->offer.peer, attempt, in->offer.slot, status);
+        refuse(receiver, in->offer.peer, attempt, in->rows[0].slot, status);
     receiver->options.events.on_failed(receiver->options.events.context, attempt, status, text);
     release_if_quiet(receiver, in);
 }
 
-static void send_pending_ack(handoff_receiver *receiver, incoming *in) {
+void handoff_incoming_ack(handoff_receiver *receiver, incoming *in) {
+    if (in->is_telling) return;
     const bt_status status =
-        send_ack(receiver, in->offer.peer, in->offer.attempt, in->offer.slot, BT_OK);
+        send_ack(receiver, in->offer.peer, in->offer.attempt, in->rows[0].slot, BT_OK);
     if (status == BT_ERR_REQUEST_FULL) return;
     release_record(receiver, in); /* when the peer is gone nobody waits for the ack any more */
-}
-
-/* ---- completion ------------------------------------------------------------------------------ */
-
-static const char *row_contradiction(const handoff_receiver *receiver, const incoming *in) {
-    const metadata_row *row = &in->row;
-    const handoff_offer *offer = &in->offer;
-    if (!proto_attempt_equal(row->attempt, offer->attempt)) return "attempt";
-    if (row->slot != offer->slot.index) return "slot";
-    if (row->slot_generation != offer->slot.generation && !bt_mutant(BT_MUTANT_IGNORE_GENERATION))
-        return "slot generation";
-    if (row->writer_incarnation != offer->peer.incarnation) return "writer incarnation";
-    if (row->sample_index != 0) return "sample index";
-    if (row->status != 0) return "status";
-    if (row->prompt_tokens != offer->prompt_tokens) return "prompt tokens";
-    if (row->page_count != offer->page_count) return "page count";
-    if (row->kv_bytes != (uint64_t)offer->page_count * receiver->geometry.page_bytes)
-        return "KV bytes";
-    if (row->mask_mode != offer->mask_mode) return "mask mode";
-    if (row->support_count > row_pool_cap(receiver->options.rows)) return "support size";
-    if (row->mask_mode != ROW_MASK_OFF && row->support_count == 0) return "support size";
-    if (row->chunk_count == 0 || row->chunk_count > in->unit_count) return "chunk count";
-    if (row->chunk_count < in->chunk_index_end) return "chunk count";
-    return NULL;
-}
-
-static void become_ready(handoff_receiver *receiver, incoming *in) {
-    const proto_attempt attempt = in->offer.attempt;
-    const metadata_row row = in->row;
-    receiver->counts.ready++;
-    in->state = INCOMING_ACKING;
-    send_pending_ack(receiver, in);
-    receiver->options.events.on_ready(receiver->options.events.context, attempt, &row);
-}
-
-/* Ready when exactly the announced chunks are there, cover everything, and the row proves itself.
- */
-static void check_complete(handoff_receiver *receiver, incoming *in) {
-    if (in->row_state != RECEIVE_DONE) return;
-    const uint32_t announced = in->row.chunk_count;
-    if (bt_mutant(BT_MUTANT_ROW_BEFORE_KV) && in->posted == 0 && in->chunks_done + 1 >= announced) {
-        become_ready(receiver, in);
-        return;
-    }
-    if (in->chunks_posted < announced) {
-        if (in->units_covered == in->unit_count)
-            fail(receiver, in, BT_ERR_REQUEST_CORRUPT,
-                 "the row announces %" PRIu32 " chunks, but all KV came in %" PRIu32, announced,
-                 in->chunks_posted);
-        return;
-    }
-    if (in->chunks_done < announced) return;
-    BT_ASSERT(in->posted == 0);
-    if (in->units_covered != in->unit_count) {
-        fail(receiver, in, BT_ERR_REQUEST_CORRUPT,
-             "all %" PRIu32 " chunks came and cover %" PRIu32 " of %" PRIu32 " pieces of KV",
-             announced, in->units_covered, in->unit_count);
-        return;
-    }
-    const void *slot = row_pool_get(receiver->options.rows, in->offer.slot);
-    BT_ASSERT(slot != NULL);
-    if (row_prove(slot, in->row_bytes, in->checksums, announced) != BT_OK) {
-        fail(receiver, in, BT_ERR_REQUEST_CORRUPT, "the metadata row does not prove itself");
-        return;
-    }
-    become_ready(receiver, in);
-}
-
-static void chunk_received(handoff_receiver *receiver, incoming *in, uint32_t index) {
-    incoming_chunk *chunk = &in->chunks[index];
-    const uint32_t crc = handoff_span_checksum(&receiver->geometry, &chunk->span, in->pages,
-                                               receiver->options.checksum, in->offer.attempt);
-    if (crc != chunk->crc) {
-        fail(receiver, in, BT_ERR_REQUEST_CORRUPT,
-             "chunk %" PRIu32 " (pages %" PRIu32 "+%" PRIu32 ") has checksum %08" PRIx32
-             ", not %08" PRIx32,
-             index, chunk->span.first_page, chunk->span.page_count, crc, chunk->crc);
-        return;
-    }
-    in->checksums[index] = crc;
-    in->chunks_done++;
-    receiver->counts.chunks++;
-    receiver->counts.bytes += handoff_span_bytes(&receiver->geometry, &chunk->span);
-    check_complete(receiver, in);
-}
-
-static void row_received(handoff_receiver *receiver, incoming *in) {
-    const void *slot = row_pool_get(receiver->options.rows, in->offer.slot);
-    BT_ASSERT(slot != NULL);
-    const bt_status status = row_decode(slot, in->row_bytes, &in->row);
-    if (status != BT_OK) {
-        fail(receiver, in, BT_ERR_REQUEST_CORRUPT, "the metadata row cannot be read: %s",
-             status == BT_ERR_PEER_PROTOCOL ? "another format version" : "its sizes are wrong");
-        return;
-    }
-    const char *field = row_contradiction(receiver, in);
-    if (field != NULL) {
-        fail(receiver, in, BT_ERR_REQUEST_CORRUPT, "the metadata row's %s is not what was offered",
-             field);
-        return;
-    }
-    check_complete(receiver, in);
 }
 
 static void on_received(void *context, uint64_t token, bt_status status) {
@@ -249,8 +95,10 @@ static void on_received(void *context, uint64_t token, bt_status status) {
     incoming *in = &receiver->records[record];
     BT_ASSERT(in->posted > 0);
     in->posted--;
-    if (index == row_token)
-        in->row_state = RECEIVE_DONE;
+    const bool is_row = index >= row_token_first;
+    const uint32_t sample = index - row_token_first;
+    if (is_row)
+        in->rows[sample].state = RECEIVE_DONE;
     else
         in->chunks[index].state = RECEIVE_DONE;
     if (in->state == INCOMING_DRAINING) {
@@ -259,12 +107,13 @@ static void on_received(void *context, uint64_t token, bt_status status) {
     }
     BT_ASSERT(in->state == INCOMING_RECEIVING);
     if (status != BT_OK) {
-        fail(receiver, in, status, "a receive from prefill worker %" PRIu32 " failed: %s",
-             in->offer.peer.worker_id, bt_status_string(status));
-    } else if (index == row_token) {
-        row_received(receiver, in);
+        handoff_incoming_fail(receiver, in, status,
+                              "a receive from prefill worker %" PRIu32 " failed: %s",
+                              in->offer.peer.worker_id, bt_status_string(status));
+    } else if (is_row) {
+        handoff_incoming_row(receiver, in, sample);
     } else {
-        chunk_received(receiver, in, index);
+        handoff_incoming_chunk(receiver, in, index);
     }
 }
 
@@ -286,7 +135,7 @@ static const char *chunk_contradiction(const handoff_receiver *receiver, const i
     const handoff_geometry *geometry = &receiver->geometry;
     uint32_t first = 0;
     if (header->chunk_index >= in->unit_count) return "its index is out of range";
-    if (in->row_state == RECEIVE_DONE && header->chunk_index >= in->row.chunk_count)
+    if (in->announced != 0 && header->chunk_index >= in->announced)
         return "the row announces fewer chunks";
     if (!handoff_span_is_valid(geometry, &header->span, in->offer.page_count))
         return "its pages or layers are out of range";
@@ -303,16 +152,17 @@ static xfer_decision take_chunk(handoff_receiver *receiver, incoming *in,
                                 xfer_receive *receive) {
     const uint32_t index = header->chunk_index;
     if (index < in->unit_count && in->chunks[index].state != RECEIVE_NONE) {
-        fail(receiver, in, BT_ERR_REQUEST_DUPLICATE, "chunk %" PRIu32 " came twice", index);
+        handoff_incoming_fail(receiver, in, BT_ERR_REQUEST_DUPLICATE,
+                              "chunk %" PRIu32 " came twice", index);
         return XFER_DROP;
     }
     const char *wrong = chunk_contradiction(receiver, in, header, payload_bytes);
     if (wrong != NULL) {
-        fail(receiver, in, BT_ERR_REQUEST_CORRUPT,
-             "chunk %" PRIu32 " (pages %" PRIu32 "+%" PRIu32 ", layers %" PRIu32 "+%" PRIu32
-             "): %s",
-             index, header->span.first_page, header->span.page_count, header->span.first_layer,
-             header->span.layer_count, wrong);
+        handoff_incoming_fail(receiver, in, BT_ERR_REQUEST_CORRUPT,
+                              "chunk %" PRIu32 " (pages %" PRIu32 "+%" PRIu32 ", layers %" PRIu32
+                              "+%" PRIu32 "): %s",
+                              index, header->span.first_page, header->span.page_count,
+                              header->span.first_layer, header->span.layer_count, wrong);
         return XFER_DROP;
     }
     uint32_t first = 0;
@@ -333,37 +183,53 @@ static xfer_decision take_chunk(handoff_receiver *receiver, incoming *in,
     return XFER_ACCEPT;
 }
 
+/* The sample whose slot it is; sample_count: none's. */
+static uint32_t find_sample(const incoming *in, row_slot slot) {
+    uint32_t sample = 0;
+    for (; sample < in->offer.sample_count; sample++) {
+        const row_slot own = in->rows[sample].slot;
+        if (own.index != slot.index) continue;
+        if (own.generation == slot.generation || bt_mutant(BT_MUTANT_IGNORE_GENERATION)) break;
+    }
+    return sample;
+}
+
 static xfer_decision take_row(handoff_receiver *receiver, incoming *in,
                               const handoff_header *header, size_t payload_bytes,
                               xfer_receive *receive) {
-    if (in->row_state != RECEIVE_NONE) {
-        fail(receiver, in, BT_ERR_REQUEST_DUPLICATE, "the metadata row came twice");
+    const uint32_t sample = find_sample(in, header->slot);
+    incoming_row *row = &in->rows[sample];
+    if (row->state != RECEIVE_NONE) {
+        handoff_incoming_fail(receiver, in, BT_ERR_REQUEST_DUPLICATE,
+                              "the metadata row of sample %" PRIu32 " came twice", sample);
         return XFER_DROP;
     }
     const size_t slot_bytes = row_pool_slot_bytes(receiver->options.rows);
     if (payload_bytes != header->payload_bytes || payload_bytes < ROW_HEADER_BYTES ||
         payload_bytes > slot_bytes) {
-        fail(receiver, in, BT_ERR_REQUEST_CORRUPT,
-             "a metadata row of %zu bytes (said %" PRIu64 ") for a slot of %zu", payload_bytes,
-             header->payload_bytes, slot_bytes);
+        handoff_incoming_fail(receiver, in, BT_ERR_REQUEST_CORRUPT,
+                              "a metadata row of %zu bytes (said %" PRIu64 ") for a slot of %zu",
+                              payload_bytes, header->payload_bytes, slot_bytes);
         return XFER_DROP;
     }
-    void *slot = row_pool_get(receiver->options.rows, in->offer.slot);
+    void *slot = row_pool_get(receiver->options.rows, row->slot);
     BT_ASSERT(slot != NULL);
-    in->row_state = RECEIVE_POSTED;
-    in->row_bytes = payload_bytes;
+    row->state = RECEIVE_POSTED;
+    row->bytes = payload_bytes;
     in->posted++;
     receiver->iov[0] = (xfer_iov){.base = slot, .bytes = payload_bytes};
     *receive = (xfer_receive){
-        .iov = receiver->iov, .iov_count = 1, .token = make_token(receiver, in, row_token)};
+        .iov = receiver->iov,
+        .iov_count = 1,
+        .token = make_token(receiver, in, row_token_first + sample),
+    };
     return XFER_ACCEPT;
 }
 
 static bool is_stale(const incoming *in, xfer_peer from, const handoff_header *header) {
     if (!handoff_peer_equal(in->offer.peer, from)) return true;
-    if (bt_mutant(BT_MUTANT_IGNORE_GENERATION)) return false;
-    return header->slot.index != in->offer.slot.index ||
-           header->slot.generation != in->offer.slot.generation;
+    const uint32_t sample = find_sample(in, header->slot);
+    return header->kind == HANDOFF_ROW ? sample == in->offer.sample_count : sample != 0;
 }
 
 static xfer_decision take_part(handoff_receiver *receiver, xfer_peer from,
@@ -398,7 +264,8 @@ static void fail_peer(handoff_receiver *receiver, xfer_peer id, bt_status status
     for (uint32_t i = 0; i < receiver->options.attempts_max; i++) {
         incoming *in = &receiver->records[i];
         if (in->state == INCOMING_RECEIVING && handoff_peer_equal(in->offer.peer, id))
-            fail(receiver, in, status, "prefill worker %" PRIu32 ": %s", id.worker_id, why);
+            handoff_incoming_fail(receiver, in, status, "prefill worker %" PRIu32 ": %s",
+                                  id.worker_id, why);
     }
     const handoff_receiver_events *events = &receiver->options.events;
     if (events->on_peer_failed != NULL) events->on_peer_failed(events->context, id, status);
@@ -434,7 +301,7 @@ static void on_sent(void *context, uint64_t token, bt_status status) {
     handoff_peers_send(&receiver->peers, mover_of(receiver));
     for (uint32_t i = 0; i < receiver->options.attempts_max; i++)
         if (receiver->records[i].state == INCOMING_ACKING)
-            send_pending_ack(receiver, &receiver->records[i]);
+            handoff_incoming_ack(receiver, &receiver->records[i]);
 }
 
 static void on_peer_failed(void *context, xfer_peer peer, bt_status status) {
@@ -451,8 +318,9 @@ static void on_peer_closed(void *context, xfer_peer id) {
         if (in->state == INCOMING_FREE || !handoff_peer_equal(in->offer.peer, id)) continue;
         BT_ASSERT(in->posted == 0);
         if (in->state == INCOMING_RECEIVING)
-            fail(receiver, in, BT_ERR_PEER_GONE,
-                 "the endpoint to prefill worker %" PRIu32 " was closed", id.worker_id);
+            handoff_incoming_fail(receiver, in, BT_ERR_PEER_GONE,
+                                  "the endpoint to prefill worker %" PRIu32 " was closed",
+                                  id.worker_id);
         else if (in->state == INCOMING_ACKING)
             release_record(receiver, in);
     }
@@ -498,6 +366,8 @@ void handoff_receiver_destroy(handoff_receiver *receiver) {
         bt_free(in->chunks);
         bt_free(in->checksums);
         bt_free(in->is_covered);
+        bt_free(in->rows);
+        bt_free(in->decoded);
     }
     handoff_peers_fini(&receiver->peers);
     bt_id_map_fini(&receiver->by_attempt);
@@ -533,6 +403,18 @@ static bool reserve(incoming *in, uint32_t page_count, uint32_t unit_count) {
     return is_grown;
 }
 
+static bool reserve_samples(incoming *in, uint32_t sample_count) {
+    if (sample_count <= in->sample_capacity) return true;
+    void *rows = in->rows;
+    void *decoded = in->decoded;
+    const bool is_grown = grow(&rows, sample_count, sizeof *in->rows) &&
+                          grow(&decoded, sample_count, sizeof *in->decoded);
+    in->rows = rows;
+    in->decoded = decoded;
+    if (is_grown) in->sample_capacity = sample_count;
+    return is_grown;
+}
+
 static bt_status check_offer(handoff_receiver *receiver, const handoff_offer *offer) {
     const uint32_t total = kv_pool_count(receiver->options.pages).total;
     if (offer->prompt_tokens == 0 ||
@@ -542,7 +424,11 @@ static bt_status check_offer(handoff_receiver *receiver, const handoff_offer *of
         if (offer->pages[i] >= total ||
             kv_pool_state(receiver->options.pages, offer->pages[i]) == KV_PAGE_FREE)
             return BT_ERR_CALLER_ARGUMENT;
-    if (row_pool_get(receiver->options.rows, offer->slot) == NULL) return BT_ERR_REQUEST_STALE;
+    if (offer->sample_count == 0 || offer->sample_count > PROTO_SAMPLES_MAX)
+        return BT_ERR_CALLER_ARGUMENT;
+    for (uint32_t i = 0; i < offer->sample_count; i++)
+        if (row_pool_get(receiver->options.rows, offer->slots[i]) == NULL)
+            return BT_ERR_REQUEST_STALE;
     const handoff_peer *peer = handoff_peers_find(&receiver->peers, offer->peer);
     if (peer == NULL || peer->is_failed) return BT_ERR_PEER_GONE;
     if (find(receiver, offer->attempt) != NULL) return BT_ERR_REQUEST_DUPLICATE;
@@ -556,14 +442,20 @@ bt_status handoff_receiver_expect(handoff_receiver *receiver, const handoff_offe
     while (in->state != INCOMING_FREE)
         in++;
     const uint32_t unit_count = offer->page_count * receiver->geometry.units_per_page;
-    if (!reserve(in, offer->page_count, unit_count)) return BT_ERR_WORKER_MEMORY;
+    if (!reserve(in, offer->page_count, unit_count) || !reserve_samples(in, offer->sample_count))
+        return BT_ERR_WORKER_MEMORY;
     memcpy(in->pages, offer->pages, sizeof *in->pages * offer->page_count);
     memset(in->chunks, 0, sizeof *in->chunks * unit_count);
     memset(in->checksums, 0, sizeof *in->checksums * unit_count);
     memset(in->is_covered, 0, sizeof *in->is_covered * unit_count);
+    for (uint32_t i = 0; i < offer->sample_count; i++)
+        in->rows[i] = (incoming_row){.slot = offer->slots[i]};
     *in = (incoming){
         .state = INCOMING_RECEIVING,
         .offer = *offer,
+        .rows = in->rows,
+        .decoded = in->decoded,
+        .sample_capacity = in->sample_capacity,
         .pages = in->pages,
         .page_capacity = in->page_capacity,
         .unit_count = unit_count,
@@ -573,6 +465,7 @@ bt_status handoff_receiver_expect(handoff_receiver *receiver, const handoff_offe
         .is_covered = in->is_covered,
     };
     in->offer.pages = in->pages;
+    in->offer.slots = NULL;
     receiver->active++;
     bt_id_map_put(&receiver->by_attempt, proto_attempt_id(offer->attempt), in);
     return BT_OK;
@@ -583,7 +476,7 @@ void handoff_receiver_cancel(handoff_receiver *receiver, proto_attempt attempt) 
     if (in == NULL || in->state != INCOMING_RECEIVING) return;
     in->state = INCOMING_DRAINING;
     receiver->counts.cancelled++;
-    refuse(receiver, in->offer.peer, attempt, in->offer.slot, BT_ERR_REQUEST_CANCELLED);
+    refuse(receiver, in->offer.peer, attempt, in->rows[0].slot, BT_ERR_REQUEST_CANCELLED);
     release_if_quiet(receiver, in);
 }
 
@@ -593,21 +486,23 @@ bt_status handoff_receiver_hello(handoff_receiver *receiver, xfer_peer peer) {
 
 static void tick_record(handoff_receiver *receiver, incoming *in, uint64_t now) {
     const uint64_t grace_us = receiver->options.chunk_grace_us;
+    if (in->is_telling) return;
     if (in->state == INCOMING_ACKING) {
         /* The sender has a deadline of its own: after it nobody waits for the ack any more. */
         if (now >= in->offer.deadline_us && now - in->offer.deadline_us >= grace_us)
             release_record(receiver, in);
         else
-            send_pending_ack(receiver, in);
+            handoff_incoming_ack(receiver, in);
         return;
     }
     if (in->state == INCOMING_FREE || now < in->offer.deadline_us) return;
     if (in->state == INCOMING_RECEIVING) {
-        fail(receiver, in, BT_ERR_REQUEST_DEADLINE,
-             "waited past the deadline for KV (%" PRIu32 " of %" PRIu32 " pieces) and row (%s) of "
-             "prefill worker %" PRIu32,
-             in->units_covered, in->unit_count, in->row_state == RECEIVE_DONE ? "there" : "missing",
-             in->offer.peer.worker_id);
+        handoff_incoming_fail(receiver, in, BT_ERR_REQUEST_DEADLINE,
+                              "waited past the deadline for KV (%" PRIu32 " of %" PRIu32
+                              " pieces) and rows (%" PRIu32 " of %" PRIu32
+                              ") of prefill worker %" PRIu32,
+                              in->units_covered, in->unit_count, in->rows_done,
+                              in->offer.sample_count, in->offer.peer.worker_id);
         return;
     }
     if (in->is_stuck_reported || now - in->offer.deadline_us < grace_us) return;

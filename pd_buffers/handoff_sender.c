@@ -30,16 +30,24 @@ typedef enum outgoing_state {
     OUTGOING_DRAINING,
 } outgoing_state;
 
+/* The row of one sample in its staging slot. */
+typedef struct outgoing_row {
+    row_slot slot; /* decode's */
+    row_slot staging;
+    size_t bytes; /* 0: not there yet */
+} outgoing_row;
+
 typedef struct outgoing {
     outgoing_state state;
     bool is_failure_untold;
     bool is_stuck_reported;
-    bool has_row, is_row_sent, is_acked;
+    bool is_acked;
     bt_status failure;
     char failure_text[PROTO_TEXT_MAX];
-    handoff_target target;
-    row_slot staging;
-    size_t row_bytes;
+    handoff_target target; /* .slots are in rows */
+    outgoing_row *rows;    /* [target.sample_count] */
+    uint32_t sample_capacity;
+    uint32_t rows_known, rows_sent;
     uint32_t *pages;     /* ids [pages_known of page_count] */
     uint32_t *checksums; /* [chunk_count of page_count * units] */
     uint32_t page_count, page_capacity;
@@ -77,7 +85,8 @@ static void release_record(handoff_sender *sender, outgoing *out) {
             sizeof *sender->order * (sender->active - at - 1));
     sender->active--;
     bt_id_map_remove(&sender->by_attempt, proto_attempt_id(out->target.attempt));
-    row_pool_release(sender->options.rows, out->staging);
+    for (uint32_t i = 0; i < out->target.sample_count; i++)
+        row_pool_release(sender->options.rows, out->rows[i].staging);
     out->state = OUTGOING_FREE;
 }
 
@@ -155,7 +164,7 @@ static bt_status send_chunk(handoff_sender *sender, outgoing *out) {
     const handoff_header header = {
         .kind = HANDOFF_CHUNK,
         .attempt = out->target.attempt,
-        .slot = out->target.slot,
+        .slot = out->rows[0].slot,
         .payload_bytes = handoff_span_bytes(geometry, &span),
         .chunk_index = out->chunk_count,
         .span = span,
@@ -174,23 +183,26 @@ static bt_status send_chunk(handoff_sender *sender, outgoing *out) {
     return BT_OK;
 }
 
+/* All of them leave together: each proves all chunks, and decode waits for all anyway. */
 static bool has_sealable_row(const outgoing *out) {
-    return out->has_row && !out->is_row_sent && out->next_page == out->page_count;
+    return out->rows_known == out->target.sample_count &&
+           out->rows_sent < out->target.sample_count && out->next_page == out->page_count;
 }
 
 static bt_status send_row(handoff_sender *sender, outgoing *out) {
-    void *slot = row_pool_get(sender->options.rows, out->staging);
+    const outgoing_row *row = &out->rows[out->rows_sent];
+    void *slot = row_pool_get(sender->options.rows, row->staging);
     BT_ASSERT(slot != NULL);
     row_seal(slot, out->checksums, out->chunk_count);
     const handoff_header header = {
         .kind = HANDOFF_ROW,
         .attempt = out->target.attempt,
-        .slot = out->target.slot,
-        .payload_bytes = out->row_bytes,
+        .slot = row->slot,
+        .payload_bytes = row->bytes,
     };
-    sender->iov[0] = (xfer_iov){.base = slot, .bytes = out->row_bytes};
+    sender->iov[0] = (xfer_iov){.base = slot, .bytes = row->bytes};
     const bt_status status = post(sender, out, &header, 1, row_token);
-    if (status == BT_OK) out->is_row_sent = true;
+    if (status == BT_OK) out->rows_sent++;
     return status;
 }
 
@@ -201,7 +213,11 @@ static bt_status send_some(handoff_sender *sender, outgoing *out) {
         const bt_status status = send_chunk(sender, out);
         if (status != BT_OK) return status;
     }
-    return has_sealable_row(out) ? send_row(sender, out) : BT_OK;
+    while (has_sealable_row(out)) {
+        const bt_status status = send_row(sender, out);
+        if (status != BT_OK) return status;
+    }
+    return BT_OK;
 }
 
 static void pump(handoff_sender *sender) {
@@ -241,8 +257,8 @@ static void on_ack(handoff_sender *sender, xfer_peer from, const handoff_header 
     outgoing *out = find(sender, header->attempt);
     if (out == NULL || out->state != OUTGOING_SENDING || out->is_acked ||
         !handoff_peer_equal(out->target.peer, from) ||
-        header->slot.index != out->target.slot.index ||
-        header->slot.generation != out->target.slot.generation) {
+        header->slot.index != out->rows[0].slot.index ||
+        header->slot.generation != out->rows[0].slot.generation) {
         sender->counts.dropped_late++;
         return;
     }
@@ -252,7 +268,7 @@ static void on_ack(handoff_sender *sender, xfer_peer from, const handoff_header 
                        bt_status_string(header->status));
         const bool is_known = bt_status_scope(header->status) != BT_SCOPE_NONE;
         fail(out, is_known ? header->status : BT_ERR_PEER_PROTOCOL, text);
-    } else if (!out->is_row_sent) {
+    } else if (out->rows_sent < out->target.sample_count) {
         fail(out, BT_ERR_PEER_PROTOCOL, "decode acked before the row was sent");
     } else {
         out->is_acked = true;
@@ -358,6 +374,7 @@ void handoff_sender_destroy(handoff_sender *sender) {
     for (uint32_t i = 0; sender->records != NULL && i < sender->options.attempts_max; i++) {
         bt_free(sender->records[i].pages);
         bt_free(sender->records[i].checksums);
+        bt_free(sender->records[i].rows);
     }
     handoff_peers_fini(&sender->peers);
     bt_id_map_fini(&sender->by_attempt);
@@ -380,10 +397,32 @@ static bool reserve(outgoing *out, uint32_t page_count, uint32_t units_per_page)
     return true;
 }
 
+/* Slots of both sides for every sample, or none. */
+static bt_status take_slots(handoff_sender *sender, outgoing *out, const handoff_target *target) {
+    const uint32_t count = target->sample_count;
+    if (count > out->sample_capacity) {
+        outgoing_row *rows = bt_realloc(out->rows, sizeof *rows * count);
+        if (rows == NULL) return BT_ERR_WORKER_MEMORY;
+        out->rows = rows;
+        out->sample_capacity = count;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        out->rows[i] = (outgoing_row){.slot = target->slots[i]};
+        const bt_status status = row_pool_acquire(sender->options.rows, &out->rows[i].staging);
+        if (status == BT_OK) continue;
+        while (i > 0)
+            row_pool_release(sender->options.rows, out->rows[--i].staging);
+        return status;
+    }
+    return BT_OK;
+}
+
 bt_status handoff_sender_begin(handoff_sender *sender, const handoff_target *target) {
     const handoff_peer *peer = handoff_peers_find(&sender->peers, target->peer);
     const uint32_t page_count = handoff_pages_for(&sender->geometry, target->prompt_tokens);
     if (page_count == 0 || page_count > kv_pool_count(sender->options.pages).total)
+        return BT_ERR_CALLER_ARGUMENT;
+    if (target->sample_count == 0 || target->sample_count > PROTO_SAMPLES_MAX)
         return BT_ERR_CALLER_ARGUMENT;
     if (peer == NULL || peer->is_failed) return BT_ERR_PEER_GONE;
     if (find(sender, target->attempt) != NULL) return BT_ERR_REQUEST_DUPLICATE;
@@ -392,18 +431,19 @@ bt_status handoff_sender_begin(handoff_sender *sender, const handoff_target *tar
     while (out->state != OUTGOING_FREE)
         out++;
     if (!reserve(out, page_count, sender->geometry.units_per_page)) return BT_ERR_WORKER_MEMORY;
-    row_slot staging;
-    const bt_status status = row_pool_acquire(sender->options.rows, &staging);
+    const bt_status status = take_slots(sender, out, target);
     if (status != BT_OK) return status;
     *out = (outgoing){
         .state = OUTGOING_SENDING,
         .target = *target,
-        .staging = staging,
+        .rows = out->rows,
+        .sample_capacity = out->sample_capacity,
         .pages = out->pages,
         .checksums = out->checksums,
         .page_count = page_count,
         .page_capacity = out->page_capacity,
     };
+    out->target.slots = NULL;
     sender->order[sender->active++] = (uint32_t)(out - sender->records);
     bt_id_map_put(&sender->by_attempt, proto_attempt_id(target->attempt), out);
     return BT_OK;
@@ -428,24 +468,26 @@ bt_status handoff_sender_row(handoff_sender *sender, proto_attempt attempt,
                              const metadata_row *row) {
     outgoing *out = find(sender, attempt);
     if (out == NULL || out->state != OUTGOING_SENDING) return BT_ERR_REQUEST_UNKNOWN;
-    if (out->has_row || row->status != 0) return BT_ERR_CALLER_ARGUMENT;
+    if (row->sample_index >= out->target.sample_count) return BT_ERR_CALLER_ARGUMENT;
+    outgoing_row *own = &out->rows[row->sample_index];
+    if (own->bytes != 0) return BT_ERR_CALLER_ARGUMENT;
+    if (row->status != 0 && out->target.sample_count == 1) return BT_ERR_CALLER_ARGUMENT;
     if (row->support_count > row_pool_cap(sender->options.rows)) return BT_ERR_CALLER_LIMIT;
     metadata_row whole = *row;
     whole.attempt = attempt;
-    whole.sample_index = 0;
-    whole.slot = out->target.slot.index;
-    whole.slot_generation = out->target.slot.generation;
+    whole.slot = own->slot.index;
+    whole.slot_generation = own->slot.generation;
     whole.writer_incarnation = sender->options.incarnation;
     whole.chunk_count = 0; /* sealed when the last chunk is cut */
     whole.page_count = out->page_count;
     whole.kv_bytes = (uint64_t)out->page_count * sender->geometry.page_bytes;
     whole.prompt_tokens = out->target.prompt_tokens;
-    void *slot = row_pool_get(sender->options.rows, out->staging);
+    void *slot = row_pool_get(sender->options.rows, own->staging);
     BT_ASSERT(slot != NULL);
     const bt_status status =
-        row_encode(&whole, NULL, slot, row_pool_slot_bytes(sender->options.rows), &out->row_bytes);
+        row_encode(&whole, NULL, slot, row_pool_slot_bytes(sender->options.rows), &own->bytes);
     if (status != BT_OK) return status;
-    out->has_row = true;
+    out->rows_known++;
     pump(sender);
     return BT_OK;
 }
@@ -469,8 +511,8 @@ void handoff_sender_tick(handoff_sender *sender) {
         outgoing *out = &sender->records[i];
         if (out->state == OUTGOING_FREE || now < out->target.deadline_us) continue;
         fail(out, BT_ERR_REQUEST_DEADLINE,
-             out->is_row_sent ? "waited past the deadline for the ack"
-                              : "waited past the deadline for sends to end");
+             out->rows_sent > 0 ? "waited past the deadline for the ack"
+                                : "waited past the deadline for sends to end");
         if (out->in_flight == 0 || out->is_stuck_reported) continue;
         if (now - out->target.deadline_us < sender->options.chunk_grace_us) continue;
         out->is_stuck_reported = true;

@@ -10,7 +10,8 @@
 enum { MEMORY_ALIGNMENT = 4096 };
 
 typedef struct page_record {
-    uint64_t owner; /* 0 when free */
+    uint64_t owner;   /* of an owned or quarantined page */
+    uint32_t holders; /* of a shared one */
     kv_page_state state;
 } page_record;
 
@@ -96,7 +97,15 @@ static page_record *owned_record(kv_pool *pool, uint64_t owner, uint32_t page) {
     page_record *record = &pool->records[page];
     BT_ASSERT(owner != 0);
     BT_ASSERT(record->owner == owner);
-    BT_ASSERT(record->state != KV_PAGE_FREE);
+    BT_ASSERT(record->state == KV_PAGE_OWNED || record->state == KV_PAGE_QUARANTINED);
+    return record;
+}
+
+static page_record *shared_record(kv_pool *pool, uint32_t page) {
+    BT_ASSERT(page < pool->options.page_count);
+    page_record *record = &pool->records[page];
+    BT_ASSERT(record->state == KV_PAGE_SHARED);
+    BT_ASSERT(record->holders > 0);
     return record;
 }
 
@@ -123,6 +132,40 @@ void kv_pool_quarantine(kv_pool *pool, uint64_t owner, const uint32_t *pages, ui
     }
 }
 
+void kv_pool_share(kv_pool *pool, uint64_t owner, const uint32_t *pages, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        page_record *record = owned_record(pool, owner, pages[i]);
+        BT_ASSERT(record->state == KV_PAGE_OWNED);
+        *record = (page_record){.holders = 1, .state = KV_PAGE_SHARED};
+    }
+    pool->counts.owned -= count;
+    pool->counts.shared += count;
+    pool->counts.holds += count;
+}
+
+void kv_pool_hold(kv_pool *pool, const uint32_t *pages, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        shared_record(pool, pages[i])->holders++;
+    pool->counts.holds += count;
+}
+
+void kv_pool_drop(kv_pool *pool, const uint32_t *pages, uint32_t count) {
+    for (uint32_t i = count; i > 0; i--) {
+        page_record *record = shared_record(pool, pages[i - 1]);
+        pool->counts.holds--;
+        if (--record->holders > 0) continue;
+        *record = (page_record){.state = KV_PAGE_FREE};
+        pool->counts.shared--;
+        pool->free_pages[pool->counts.free++] = pages[i - 1];
+    }
+    BT_DEBUG_ASSERT(kv_pool_check(pool));
+}
+
+uint32_t kv_pool_holders(const kv_pool *pool, uint32_t page) {
+    BT_ASSERT(page < pool->options.page_count);
+    return pool->records[page].holders;
+}
+
 uint64_t kv_pool_owner(const kv_pool *pool, uint32_t page) {
     BT_ASSERT(page < pool->options.page_count);
     return pool->records[page].owner;
@@ -141,15 +184,21 @@ bool kv_pool_check(const kv_pool *pool) {
     kv_pool_counts found = {.total = pool->options.page_count};
     for (uint32_t i = 0; i < pool->options.page_count; i++) {
         const page_record *record = &pool->records[i];
-        if ((record->owner == 0) != (record->state == KV_PAGE_FREE)) return false;
+        const bool is_owned =
+            record->state == KV_PAGE_OWNED || record->state == KV_PAGE_QUARANTINED;
+        if ((record->owner != 0) != is_owned) return false;
+        if ((record->holders > 0) != (record->state == KV_PAGE_SHARED)) return false;
+        found.holds += record->holders;
         switch (record->state) {
         case KV_PAGE_FREE: found.free++; break;
         case KV_PAGE_OWNED: found.owned++; break;
+        case KV_PAGE_SHARED: found.shared++; break;
         case KV_PAGE_QUARANTINED: found.quarantined++; break;
         }
     }
     for (uint32_t i = 0; i < pool->counts.free && i < found.total; i++)
         if (pool->records[pool->free_pages[i]].state != KV_PAGE_FREE) return false;
     return found.free == pool->counts.free && found.owned == pool->counts.owned &&
-           found.quarantined == pool->counts.quarantined && found.total == pool->counts.total;
+           found.quarantined == pool->counts.quarantined && found.shared == pool->counts.shared &&
+           found.holds == pool->counts.holds && found.total == pool->counts.total;
 }

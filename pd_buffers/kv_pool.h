@@ -1,6 +1,7 @@
 /* The pool of KV pages of one worker: one registered block of memory, pages of equal size, each
  * with one explicit state that only this file changes. Owners are numbers chosen by the caller (one
- * owner record per attempt). Not thread-safe: the event thread owns it. */
+ * owner record per attempt). A page may be *shared*: it is final, is never written again, and is
+ * free when its last holder let it go. Not thread-safe: the event thread owns it. */
 #ifndef BT_PD_BUFFERS_KV_POOL_H
 #define BT_PD_BUFFERS_KV_POOL_H
 
@@ -13,6 +14,7 @@
 typedef enum kv_page_state {
     KV_PAGE_FREE,
     KV_PAGE_OWNED,       /* belongs to an owner: being filled, computed on or sent */
+    KV_PAGE_SHARED,      /* has holders, counted and not named: attempts, the prefix cache */
     KV_PAGE_QUARANTINED, /* its owner ended, but a transfer may still write or read it */
 } kv_page_state;
 
@@ -25,7 +27,8 @@ typedef struct kv_pool_options {
 } kv_pool_options;
 
 typedef struct kv_pool_counts {
-    uint32_t total, free, owned, quarantined;
+    uint32_t total, free, owned, quarantined, shared;
+    uint64_t holds; /* of the shared pages together */
 } kv_pool_counts;
 
 /* CALLER_ARGUMENT for a count or size of zero or a page_bytes that is no multiple of layers;
@@ -46,7 +49,13 @@ BT_MUST_CHECK bt_status kv_pool_acquire(kv_pool *pool, uint64_t owner, uint32_t 
 void kv_pool_release(kv_pool *pool, uint64_t owner, const uint32_t *pages, uint32_t count);
 /* OWNED pages of owner become QUARANTINED; those that are already stay so. */
 void kv_pool_quarantine(kv_pool *pool, uint64_t owner, const uint32_t *pages, uint32_t count);
-uint64_t kv_pool_owner(const kv_pool *pool, uint32_t page); /* 0 for a free page */
+/* OWNED pages of owner become SHARED with one holder, the caller. */
+void kv_pool_share(kv_pool *pool, uint64_t owner, const uint32_t *pages, uint32_t count);
+/* One more holder, and one less, of SHARED pages; without holders they are FREE. */
+void kv_pool_hold(kv_pool *pool, const uint32_t *pages, uint32_t count);
+void kv_pool_drop(kv_pool *pool, const uint32_t *pages, uint32_t count);
+uint32_t kv_pool_holders(const kv_pool *pool, uint32_t page); /* 0 unless SHARED */
+uint64_t kv_pool_owner(const kv_pool *pool, uint32_t page);   /* 0 for a free or shared page */
 kv_page_state kv_pool_state(const kv_pool *pool, uint32_t page);
 kv_pool_counts kv_pool_count(const kv_pool *pool);
 /* Recounts every page; false when the states and the counts disagree. */

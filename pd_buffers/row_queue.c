@@ -1,6 +1,7 @@
-/* Three growing arrays: entries, ids, log-probabilities. In selected mode an entry has one
- * log-probability in the flat array, in support mode one per id (and the selected one besides, in
- * its entry). Widths are known from the entry, so that no offsets are stored. */
+/* Growing arrays: entries, ids, log-probabilities, top log-probabilities, those of asked ids. In
+ * selected mode an entry has one log-probability in the flat array, in support mode one per id (and
+ * the selected one besides, in its entry). Widths are known from the entry, so that no offsets are
+ * stored. */
 #include "pd_buffers/row_queue.h"
 
 #include <stdbool.h>
@@ -23,17 +24,23 @@ struct row_queue {
     queue_entry *entries;
     int32_t *ids;
     float *logprobs;
+    row_top *top;
+    float *id_logprobs;
     size_t entry_count, entry_capacity;
     size_t id_count, id_capacity;
     size_t logprob_count, logprob_capacity;
+    size_t top_capacity, id_logprob_capacity; /* entry_count times the width are in use */
     size_t encoded_bytes;
 };
 
 bt_status row_queue_create(const row_queue_options *options, row_queue **out) {
     if (options->mask_mode > ROW_MASK_SUPPORT) return BT_ERR_CALLER_ARGUMENT;
     const uint32_t cap = options->mask_mode == ROW_MASK_OFF ? 0 : options->cap;
-    if (options->bytes_max < row_record_bytes(options->mask_mode, cap))
-        return BT_ERR_CALLER_ARGUMENT;
+    const row_widths widest = {.mask_mode = options->mask_mode,
+                               .support_count = cap,
+                               .top_count = options->top_logprobs,
+                               .id_logprob_count = options->logprob_ids};
+    if (options->bytes_max < row_record_bytes(widest)) return BT_ERR_CALLER_ARGUMENT;
     row_queue *queue = bt_calloc(1, sizeof *queue);
     if (queue == NULL) return BT_ERR_WORKER_MEMORY;
     queue->options = *options;
@@ -47,12 +54,14 @@ void row_queue_destroy(row_queue *queue) {
     bt_free(queue->entries);
     bt_free(queue->ids);
     bt_free(queue->logprobs);
+    bt_free(queue->top);
+    bt_free(queue->id_logprobs);
     bt_free(queue);
 }
 
 /* Makes room for `more` elements; grows by doubling. */
 static bool reserve(void **array, size_t *capacity, size_t count, size_t more, size_t bytes_each) {
-    if (more <= *capacity - count) return true;
+    if (more == 0 || more <= *capacity - count) return true;
     size_t wanted = *capacity < 16 ? 16 : *capacity * 2;
     while (wanted < count + more)
         wanted *= 2;
@@ -73,18 +82,35 @@ static size_t logprob_width(const row_queue *queue, uint32_t support_count) {
     return 0;
 }
 
+static row_widths widths_of(const row_queue *queue, uint32_t support_count) {
+    return (row_widths){.mask_mode = queue->options.mask_mode,
+                        .support_count = support_count,
+                        .top_count = queue->options.top_logprobs,
+                        .id_logprob_count = queue->options.logprob_ids};
+}
+
 static bool reserve_row(row_queue *queue, uint32_t support_count) {
     void *entries = queue->entries;
     void *ids = queue->ids;
     void *logprobs = queue->logprobs;
+    void *top = queue->top;
+    void *id_logprobs = queue->id_logprobs;
+    const size_t top_width = queue->options.top_logprobs;
+    const size_t id_width = queue->options.logprob_ids;
     const bool is_reserved =
         reserve(&entries, &queue->entry_capacity, queue->entry_count, 1, sizeof(queue_entry)) &&
         reserve(&ids, &queue->id_capacity, queue->id_count, support_count, sizeof(int32_t)) &&
         reserve(&logprobs, &queue->logprob_capacity, queue->logprob_count,
-                logprob_width(queue, support_count), sizeof(float));
+                logprob_width(queue, support_count), sizeof(float)) &&
+        reserve(&top, &queue->top_capacity, queue->entry_count * top_width, top_width,
+                sizeof(row_top)) &&
+        reserve(&id_logprobs, &queue->id_logprob_capacity, queue->entry_count * id_width, id_width,
+                sizeof(float));
     queue->entries = entries;
     queue->ids = ids;
     queue->logprobs = logprobs;
+    queue->top = top;
+    queue->id_logprobs = id_logprobs;
     return is_reserved;
 }
 
@@ -99,6 +125,12 @@ static void append_arrays(row_queue *queue, const token_row *row, uint32_t count
                sizeof(float) * count);
         queue->logprob_count += count;
     }
+    if (row->top_count > 0)
+        memcpy(queue->top + queue->entry_count * row->top_count, row->top,
+               sizeof(row_top) * row->top_count);
+    if (row->id_logprob_count > 0)
+        memcpy(queue->id_logprobs + queue->entry_count * row->id_logprob_count, row->id_logprobs,
+               sizeof(float) * row->id_logprob_count);
 }
 
 bt_status row_queue_push(row_queue *queue, const token_row *row) {
@@ -109,8 +141,11 @@ bt_status row_queue_push(row_queue *queue, const token_row *row) {
     if (count > 0 && row->support_ids == NULL) return BT_ERR_CALLER_ARGUMENT;
     if (mode == ROW_MASK_SUPPORT && count > 0 && row->support_logprobs == NULL)
         return BT_ERR_CALLER_ARGUMENT;
+    if (row->top_count != queue->options.top_logprobs ||
+        row->id_logprob_count != queue->options.logprob_ids)
+        return BT_ERR_CALLER_ARGUMENT;
     if (bt_mutant(BT_MUTANT_DROP_ID) && count > 1) count--;
-    const size_t bytes = row_record_bytes(mode, count);
+    const size_t bytes = row_record_bytes(widths_of(queue, count));
     if (bytes > queue->options.bytes_max - queue->encoded_bytes) return BT_ERR_REQUEST_FULL;
     if (!reserve_row(queue, count)) return BT_ERR_WORKER_MEMORY;
     append_arrays(queue, row, count);
@@ -135,6 +170,10 @@ bt_status row_queue_push_first(row_queue *queue, const metadata_row *row) {
         .support_count = row->support_count,
         .support_ids = row->support_ids,
         .support_logprobs = row->support_logprobs,
+        .top_count = row->top_count,
+        .top = row->top,
+        .id_logprob_count = row->id_logprob_count,
+        .id_logprobs = row->id_logprobs,
     };
     return row_queue_push(queue, &first);
 }
@@ -172,9 +211,13 @@ size_t row_queue_take(row_queue *queue, uint8_t *out, size_t out_bytes) {
             .support_logprobs = entry->support_count > 0 && mode == ROW_MASK_SUPPORT
                                     ? queue->logprobs + logprob
                                     : NULL,
+            .top_count = queue->options.top_logprobs,
+            .top = queue->top + i * queue->options.top_logprobs,
+            .id_logprob_count = queue->options.logprob_ids,
+            .id_logprobs = queue->id_logprobs + i * queue->options.logprob_ids,
         };
         row_record_encode(&row, out + written);
-        written += row_record_bytes(mode, entry->support_count);
+        written += row_record_bytes(widths_of(queue, entry->support_count));
         id += entry->support_count;
         logprob += width;
     }

@@ -1,7 +1,8 @@
 /* Decode's queue of token rows of one sequence, between the sampler and the row stream: a growing
- * flat table (one entry per row; all ids in one array, all log-probabilities in another), so that a
- * row costs no allocation of its own. take() writes everything queued as row-stream records
- * (proto/row_stream.h) and empties the queue; the memory is kept for the next rows.
+ * flat table (one entry per row; all ids in one array, all log-probabilities in another, what was
+ * asked for beside them in two more), so that a row costs no allocation of its own. take() writes
+ * everything queued as row-stream records (proto/row_stream.h) and empties the queue; the memory is
+ * kept for the next rows.
  *
  * Row 0 comes from the proven metadata row of the handoff, the others from decode's own steps. All
  * rows of a queue have the mask mode it was made for. Without masks nothing depends on the cap.
@@ -22,7 +23,8 @@ typedef struct row_queue row_queue;
 typedef struct row_queue_options {
     uint32_t mask_mode; /* row_mask_mode, the same for every row */
     uint32_t cap;       /* support entries of one row at most; with masks off unused */
-    size_t bytes_max;   /* of all queued rows as records; at least one row at the cap */
+    uint32_t top_logprobs, logprob_ids; /* of every row, as asked for */
+    size_t bytes_max; /* of all queued rows as records; at least one row at the cap */
 } row_queue_options;
 
 /* CALLER_ARGUMENT for an unknown mode or a bytes_max below one row. Returns owned. */

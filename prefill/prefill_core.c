@@ -187,7 +187,9 @@ static void on_work(prefill_core *core, const proto_message *message) {
     case PROTO_PREFILL_DONE:
     case PROTO_CHUNK:
     case PROTO_CREDIT:
-    case PROTO_CAPACITY: break;
+    case PROTO_CAPACITY:
+    case PROTO_PROMPT:
+    case PROTO_PROMPT_LOGPROBS: break;
     }
     membership_reject(&core->member, message);
 }

@@ -16,7 +16,8 @@ bt_status prefill_begin(prefill_core *core, prefill_attempt *a) {
     if (status == BT_OK && a->generation.max_new_tokens > 0) {
         const handoff_target target = {.attempt = a->id,
                                        .peer = a->decode,
-                                       .slot = a->slot,
+                                       .sample_count = 1,
+                                       .slots = &a->slot,
                                        .prompt_tokens = a->prompt_tokens,
                                        .deadline_us = a->deadline_us};
         status = handoff_sender_begin(core->sender, &target);

@@ -60,7 +60,8 @@ static bt_status create_attempt(prefill_core *core, const proto_run *run, prefil
     a->id = run->attempt;
     a->generation = run->generation;
     a->decode = decode;
-    a->slot = (row_slot){.index = run->slot, .generation = run->slot_generation};
+    if (run->slot_count > 0)
+        a->slot = (row_slot){.index = run->slots[0].index, .generation = run->slots[0].generation};
     a->prompt_tokens = run->prompt_tokens;
     a->deadline_us = prefill_now(core) + (uint64_t)run->deadline_ms * 1000u;
     prefill_set_state(core, a, PREFILL_ASSEMBLING, "run");
@@ -73,11 +74,11 @@ static bool append_tokens(prefill_core *core, prefill_attempt *a, const proto_ru
                           const void *payload, size_t payload_bytes) {
     const size_t count = payload_bytes / sizeof(int32_t);
     if (a->state != PREFILL_ASSEMBLING || run->prompt_tokens != a->prompt_tokens ||
-        run->first_token != a->received_tokens) {
+        run->first_word != a->received_tokens) {
         prefill_fail(core, a, BT_ERR_REQUEST_DUPLICATE,
                      "a part of the prompt from token %" PRIu32 " does not follow %" PRIu32
                      " tokens of %" PRIu32,
-                     run->first_token, a->received_tokens, a->prompt_tokens);
+                     run->first_word, a->received_tokens, a->prompt_tokens);
         return false;
     }
     if (count == 0 || payload_bytes % sizeof(int32_t) != 0 ||
@@ -105,7 +106,7 @@ void prefill_on_run(prefill_core *core, const proto_run *run, const void *payloa
     prefill_attempt *a = prefill_find(core, run->attempt);
     if (a == NULL) {
         /* The rest of a prompt that was refused or cancelled is still on its way. */
-        if (run->first_token != 0) return;
+        if (run->first_word != 0) return;
         bt_error error = {0};
         const bt_status status = create_attempt(core, run, &a, &error);
         if (status != BT_OK) {

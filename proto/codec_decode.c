@@ -103,6 +103,35 @@ static void get_generation(decoding *d, const Baton__Generation *g, proto_genera
     out->seed = g->seed;
     out->stop_id_count =
         get_ids(d, g->stop_ids, g->n_stop_ids, out->stop_ids, PROTO_STOP_IDS_MAX, "stop_ids");
+    out->banned_id_count = g->banned_id_count;
+    if (g->stop_id_count > out->stop_id_count || g->banned_id_count > out->stop_id_count)
+        d->bad = "stop_ids";
+    out->stop_id_count = g->stop_id_count;
+    out->min_new_tokens = g->min_new_tokens;
+    out->samples = g->samples;
+    out->min_p = g->min_p;
+    out->filter = g->filter;
+    out->frequency_penalty = g->frequency_penalty;
+    out->presence_penalty = g->presence_penalty;
+    out->repetition_penalty = g->repetition_penalty;
+    out->top_logprobs = g->top_logprobs;
+    out->logprob_id_count = g->logprob_id_count;
+    out->bias_count = g->bias_count;
+    out->wants_prompt_logprobs = g->wants_prompt_logprobs;
+    out->prompt_logprobs_from = g->prompt_logprobs_from;
+    out->cache_salt[0] = g->cache_salt_low;
+    out->cache_salt[1] = g->cache_salt_high;
+}
+
+static uint32_t get_slots(decoding *d, const uint32_t *indexes, size_t index_count,
+                          const uint32_t *generations, size_t generation_count, proto_slot *to) {
+    if (index_count != generation_count || index_count > PROTO_SAMPLES_MAX) {
+        d->bad = "slots";
+        return 0;
+    }
+    for (size_t i = 0; i < index_count; i++)
+        to[i] = (proto_slot){.index = indexes[i], .generation = generations[i]};
+    return (uint32_t)index_count;
 }
 
 static void get_hello(decoding *d, const Baton__Hello *h, proto_hello *out) {
@@ -181,8 +210,8 @@ static void get_reserve(decoding *d, const Baton__Reserve *r, proto_reserve *out
 static void get_reservation(decoding *d, const Baton__Reservation *r, proto_reservation *out) {
     out->attempt = get_attempt(d, r->attempt);
     out->status = r->status;
-    out->slot = r->slot;
-    out->slot_generation = r->slot_generation;
+    out->slot_count =
+        get_slots(d, r->slots, r->n_slots, r->slot_generations, r->n_slot_generations, out->slots);
     get_text(d, r->text, out->text, sizeof out->text, "text");
 }
 
@@ -190,10 +219,10 @@ static void get_run(decoding *d, const Baton__Run *r, proto_run *out) {
     out->attempt = get_attempt(d, r->attempt);
     out->decode_worker_id = r->decode_worker_id;
     out->decode_incarnation = r->decode_incarnation;
-    out->slot = r->slot;
-    out->slot_generation = r->slot_generation;
+    out->slot_count =
+        get_slots(d, r->slots, r->n_slots, r->slot_generations, r->n_slot_generations, out->slots);
     out->prompt_tokens = r->prompt_tokens;
-    out->first_token = r->first_token;
+    out->first_word = r->first_word;
     out->deadline_ms = r->deadline_ms;
     get_generation(d, r->generation, &out->generation);
 }
@@ -215,6 +244,8 @@ static void get_chunk(decoding *d, const Baton__Chunk *c, proto_chunk *out) {
     out->rows_total = c->rows_total;
     out->cached_tokens = c->cached_tokens;
     out->cap_needed = c->cap_needed;
+    out->sample = c->sample;
+    out->retractions = c->retractions;
     get_text(d, c->text, out->text, sizeof out->text, "text");
 }
 
@@ -235,16 +266,29 @@ static void get_body(decoding *d, const Baton__Frame *f, proto_message *m) {
     case PROTO_RESERVATION: get_reservation(d, f->reservation, &m->reservation); return;
     case PROTO_RUN: get_run(d, f->run, &m->run); return;
     case PROTO_PREFILL_DONE: get_prefill_done(d, f->prefill_done, &m->prefill_done); return;
-    case PROTO_CANCEL: m->cancel.attempt = get_attempt(d, f->cancel->attempt); return;
+    case PROTO_CANCEL:
+        m->cancel.attempt = get_attempt(d, f->cancel->attempt);
+        m->cancel.sample = f->cancel->sample;
+        return;
     case PROTO_CHUNK: get_chunk(d, f->chunk, &m->chunk); return;
     case PROTO_CREDIT:
         m->credit.attempt = get_attempt(d, f->credit->attempt);
         m->credit.bytes = f->credit->bytes;
+        m->credit.sample = f->credit->sample;
         return;
     case PROTO_CAPACITY:
         m->capacity.pages_free = f->capacity->pages_free;
         m->capacity.rows_free = f->capacity->rows_free;
         m->capacity.sequences_free = f->capacity->sequences_free;
+        return;
+    case PROTO_PROMPT:
+        m->prompt.attempt = get_attempt(d, f->prompt->attempt);
+        m->prompt.first_word = f->prompt->first_word;
+        return;
+    case PROTO_PROMPT_LOGPROBS:
+        m->prompt_logprobs.attempt = get_attempt(d, f->prompt_logprobs->attempt);
+        m->prompt_logprobs.first_position = f->prompt_logprobs->first_position;
+        m->prompt_logprobs.count = f->prompt_logprobs->count;
         return;
     }
 }
@@ -254,6 +298,8 @@ static_assert((int)PROTO_HELLO == (int)BATON__FRAME__BODY_HELLO, "kind numbers")
 static_assert((int)PROTO_PAIR_READY == (int)BATON__FRAME__BODY_PAIR_READY, "kind numbers");
 static_assert((int)PROTO_RUN == (int)BATON__FRAME__BODY_RUN, "kind numbers");
 static_assert((int)PROTO_CAPACITY == (int)BATON__FRAME__BODY_CAPACITY, "kind numbers");
+static_assert((int)PROTO_PROMPT_LOGPROBS == (int)BATON__FRAME__BODY_PROMPT_LOGPROBS,
+              "kind numbers");
 
 bt_status proto_decode(const uint8_t *header, size_t header_bytes, void *payload,
                        size_t payload_bytes, proto_message *message_out, bt_error *error) {

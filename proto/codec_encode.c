@@ -11,6 +11,7 @@ typedef struct encoding {
     Baton__Attempt attempt;
     Baton__Generation generation;
     Baton__Record record;
+    uint32_t slots[PROTO_SAMPLES_MAX], slot_generations[PROTO_SAMPLES_MAX];
     union {
         Baton__Hello hello;
         Baton__Welcome welcome;
@@ -27,6 +28,8 @@ typedef struct encoding {
         Baton__Chunk chunk;
         Baton__Credit credit;
         Baton__Capacity capacity;
+        Baton__Prompt prompt;
+        Baton__PromptLogprobs prompt_logprobs;
     };
 } encoding;
 
@@ -72,8 +75,25 @@ static Baton__Generation *put_generation(encoding *e, const proto_generation *g)
     e->generation.wants_logprob = g->wants_logprob;
     e->generation.vocab_limit = g->vocab_limit;
     e->generation.seed = g->seed;
-    e->generation.n_stop_ids = g->stop_id_count;
+    e->generation.n_stop_ids =
+        g->stop_id_count > g->banned_id_count ? g->stop_id_count : g->banned_id_count;
     e->generation.stop_ids = borrow_ids(g->stop_ids);
+    e->generation.stop_id_count = g->stop_id_count;
+    e->generation.banned_id_count = g->banned_id_count;
+    e->generation.min_new_tokens = g->min_new_tokens;
+    e->generation.samples = g->samples;
+    e->generation.min_p = g->min_p;
+    e->generation.filter = g->filter;
+    e->generation.frequency_penalty = g->frequency_penalty;
+    e->generation.presence_penalty = g->presence_penalty;
+    e->generation.repetition_penalty = g->repetition_penalty;
+    e->generation.top_logprobs = g->top_logprobs;
+    e->generation.logprob_id_count = g->logprob_id_count;
+    e->generation.bias_count = g->bias_count;
+    e->generation.wants_prompt_logprobs = g->wants_prompt_logprobs;
+    e->generation.prompt_logprobs_from = g->prompt_logprobs_from;
+    e->generation.cache_salt_low = g->cache_salt[0];
+    e->generation.cache_salt_high = g->cache_salt[1];
     return &e->generation;
 }
 
@@ -173,12 +193,21 @@ static void put_reserve(encoding *e, const proto_reserve *r) {
     e->frame.reserve = &e->reserve;
 }
 
+static void put_slots(encoding *e, const proto_slot *slots, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        e->slots[i] = slots[i].index;
+        e->slot_generations[i] = slots[i].generation;
+    }
+}
+
 static void put_reservation(encoding *e, const proto_reservation *r) {
     baton__reservation__init(&e->reservation);
     e->reservation.attempt = put_attempt(e, r->attempt);
     e->reservation.status = r->status;
-    e->reservation.slot = r->slot;
-    e->reservation.slot_generation = r->slot_generation;
+    put_slots(e, r->slots, r->slot_count);
+    e->reservation.n_slots = e->reservation.n_slot_generations = r->slot_count;
+    e->reservation.slots = e->slots;
+    e->reservation.slot_generations = e->slot_generations;
     e->reservation.text = borrow_text(r->text);
     e->frame.reservation = &e->reservation;
 }
@@ -188,10 +217,12 @@ static void put_run(encoding *e, const proto_run *r) {
     e->run.attempt = put_attempt(e, r->attempt);
     e->run.decode_worker_id = r->decode_worker_id;
     e->run.decode_incarnation = r->decode_incarnation;
-    e->run.slot = r->slot;
-    e->run.slot_generation = r->slot_generation;
+    put_slots(e, r->slots, r->slot_count);
+    e->run.n_slots = e->run.n_slot_generations = r->slot_count;
+    e->run.slots = e->slots;
+    e->run.slot_generations = e->slot_generations;
     e->run.prompt_tokens = r->prompt_tokens;
-    e->run.first_token = r->first_token;
+    e->run.first_word = r->first_word;
     e->run.deadline_ms = r->deadline_ms;
     e->run.generation = put_generation(e, &r->generation);
     e->frame.run = &e->run;
@@ -210,6 +241,7 @@ static void put_prefill_done(encoding *e, const proto_prefill_done *p) {
 static void put_cancel(encoding *e, const proto_cancel *c) {
     baton__cancel__init(&e->cancel);
     e->cancel.attempt = put_attempt(e, c->attempt);
+    e->cancel.sample = c->sample;
     e->frame.cancel = &e->cancel;
 }
 
@@ -224,6 +256,8 @@ static void put_chunk(encoding *e, const proto_chunk *c) {
     e->chunk.cached_tokens = c->cached_tokens;
     e->chunk.cap_needed = c->cap_needed;
     e->chunk.text = borrow_text(c->text);
+    e->chunk.sample = c->sample;
+    e->chunk.retractions = c->retractions;
     e->frame.chunk = &e->chunk;
 }
 
@@ -231,6 +265,7 @@ static void put_credit(encoding *e, const proto_credit *c) {
     baton__credit__init(&e->credit);
     e->credit.attempt = put_attempt(e, c->attempt);
     e->credit.bytes = c->bytes;
+    e->credit.sample = c->sample;
     e->frame.credit = &e->credit;
 }
 
@@ -240,6 +275,21 @@ static void put_capacity(encoding *e, const proto_capacity *c) {
     e->capacity.rows_free = c->rows_free;
     e->capacity.sequences_free = c->sequences_free;
     e->frame.capacity = &e->capacity;
+}
+
+static void put_prompt(encoding *e, const proto_prompt *p) {
+    baton__prompt__init(&e->prompt);
+    e->prompt.attempt = put_attempt(e, p->attempt);
+    e->prompt.first_word = p->first_word;
+    e->frame.prompt = &e->prompt;
+}
+
+static void put_prompt_logprobs(encoding *e, const proto_prompt_logprobs *p) {
+    baton__prompt_logprobs__init(&e->prompt_logprobs);
+    e->prompt_logprobs.attempt = put_attempt(e, p->attempt);
+    e->prompt_logprobs.first_position = p->first_position;
+    e->prompt_logprobs.count = p->count;
+    e->frame.prompt_logprobs = &e->prompt_logprobs;
 }
 
 static void put_body(encoding *e, const proto_message *m) {
@@ -261,6 +311,8 @@ static void put_body(encoding *e, const proto_message *m) {
     case PROTO_CHUNK: put_chunk(e, &m->chunk); return;
     case PROTO_CREDIT: put_credit(e, &m->credit); return;
     case PROTO_CAPACITY: put_capacity(e, &m->capacity); return;
+    case PROTO_PROMPT: put_prompt(e, &m->prompt); return;
+    case PROTO_PROMPT_LOGPROBS: put_prompt_logprobs(e, &m->prompt_logprobs); return;
     }
 }
 

@@ -26,6 +26,8 @@ const char *proto_kind_name(proto_kind kind) {
     case PROTO_CHUNK: return "chunk";
     case PROTO_CREDIT: return "credit";
     case PROTO_CAPACITY: return "capacity";
+    case PROTO_PROMPT: return "prompt";
+    case PROTO_PROMPT_LOGPROBS: return "prompt_logprobs";
     }
     return "unknown";
 }
@@ -74,6 +76,27 @@ void proto_text_copy(char *to, size_t capacity, const char *from) {
     if (capacity > 0) to[used] = '\0';
 }
 
+proto_generation proto_generation_default(void) {
+    return (proto_generation){
+        .temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .samples = 1};
+}
+
+uint32_t proto_words(const proto_generation *generation, uint32_t prompt_tokens) {
+    return prompt_tokens + 2 * generation->bias_count + generation->logprob_id_count;
+}
+
+size_t proto_prompt_logprob_bytes(const proto_generation *generation) {
+    return sizeof(float) * (1 + 2u * generation->top_logprobs + generation->logprob_id_count);
+}
+
+uint64_t proto_sample_seed(uint64_t seed, uint32_t sample) {
+    if (sample == 0) return seed;
+    uint64_t z = seed + sample * UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+    return z ^ z >> 31;
+}
+
 static bool is_status(int32_t status) {
     return status == BT_OK ||
            (status < 0 && status > -500 && bt_status_scope((bt_status)status) != BT_SCOPE_NONE);
@@ -92,6 +115,29 @@ static const char *check_attempt(const proto_attempt *a) {
     return NULL;
 }
 
+static bool is_within(float value, float low, float high) {
+    return isfinite(value) && value >= low && value <= high;
+}
+
+static const char *check_extras(const proto_generation *g) {
+    CHECK(g->min_new_tokens <= g->max_new_tokens, "min_new_tokens");
+    CHECK(g->samples >= 1 && g->samples <= PROTO_SAMPLES_MAX, "samples");
+    CHECK(is_within(g->min_p, 0.0f, 1.0f), "min_p");
+    CHECK(g->filter <= 1, "filter");
+    CHECK(is_within(g->frequency_penalty, -2.0f, 2.0f), "frequency_penalty");
+    CHECK(is_within(g->presence_penalty, -2.0f, 2.0f), "presence_penalty");
+    CHECK(is_within(g->repetition_penalty, 0.0f, 2.0f) && g->repetition_penalty > 0.0f,
+          "repetition_penalty");
+    CHECK(g->top_logprobs <= PROTO_TOP_LOGPROBS_MAX, "top_logprobs");
+    CHECK(g->logprob_id_count <= PROTO_LOGPROB_IDS_MAX, "logprob_ids");
+    CHECK(g->bias_count <= PROTO_BIASES_MAX, "biases");
+    CHECK(g->wants_prompt_logprobs <= 1, "wants_prompt_logprobs");
+    CHECK(g->wants_logprob == 1 ||
+              (g->top_logprobs == 0 && g->logprob_id_count == 0 && g->wants_prompt_logprobs == 0),
+          "wants_logprob");
+    return NULL;
+}
+
 static const char *check_generation(const proto_generation *g) {
     CHECK(g->max_new_tokens <= PROTO_TOKENS_MAX, "max_new_tokens");
     CHECK(isfinite(g->temperature) && g->temperature > 0.0f, "temperature");
@@ -100,10 +146,11 @@ static const char *check_generation(const proto_generation *g) {
     CHECK(g->wants_logprob <= 1, "wants_logprob");
     CHECK(g->vocab_limit <= PROTO_VOCAB_MAX, "vocab_limit");
     CHECK(g->stop_id_count <= PROTO_STOP_IDS_MAX, "stop_ids");
-    for (uint32_t i = 0; i < g->stop_id_count; i++) {
+    CHECK(g->banned_id_count <= PROTO_STOP_IDS_MAX, "stop_ids");
+    for (uint32_t i = 0; i < g->stop_id_count || i < g->banned_id_count; i++) {
         CHECK(g->stop_ids[i] >= 0 && g->stop_ids[i] < PROTO_VOCAB_MAX, "stop_ids");
     }
-    return NULL;
+    return check_extras(g);
 }
 
 static const char *check_record(const cluster_record *r) {
@@ -201,13 +248,21 @@ static const char *check_reserve(const proto_reserve *r) {
     return check_generation(&r->generation);
 }
 
+static const char *check_slots(const proto_slot *slots, uint32_t count) {
+    CHECK(count <= PROTO_SAMPLES_MAX, "slots");
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK(slots[i].generation != 0, "slot_generation");
+    }
+    return NULL;
+}
+
 static const char *check_reservation(const proto_reservation *r) {
     const char *bad = check_attempt(&r->attempt);
     CHECK(bad == NULL, bad);
     CHECK(is_status(r->status), "status");
-    CHECK(r->status != BT_OK || r->slot_generation != 0, "slot_generation");
+    CHECK((r->status == BT_OK) == (r->slot_count > 0), "slots");
     CHECK(is_clean_text(r->text), "text");
-    return NULL;
+    return check_slots(r->slots, r->slot_count);
 }
 
 static const char *check_run(const proto_run *r, size_t payload_bytes) {
@@ -216,13 +271,45 @@ static const char *check_run(const proto_run *r, size_t payload_bytes) {
     const bool is_handed_over = r->generation.max_new_tokens > 0;
     CHECK((r->decode_worker_id != 0) == is_handed_over, "decode_worker_id");
     CHECK((r->decode_incarnation != 0) == is_handed_over, "decode_incarnation");
-    CHECK((r->slot_generation != 0) == is_handed_over, "slot_generation");
+    CHECK(r->slot_count == (is_handed_over ? r->generation.samples : 0), "slots");
+    bad = check_slots(r->slots, r->slot_count);
+    CHECK(bad == NULL, bad);
     CHECK(r->prompt_tokens >= 1 && r->prompt_tokens <= PROTO_TOKENS_MAX, "prompt_tokens");
-    CHECK(r->first_token < r->prompt_tokens, "first_token");
     CHECK(r->deadline_ms >= 1, "deadline_ms");
+    bad = check_generation(&r->generation);
+    CHECK(bad == NULL, bad);
+    CHECK(!r->generation.wants_prompt_logprobs ||
+              r->generation.prompt_logprobs_from < r->prompt_tokens,
+          "prompt_logprobs_from");
+    const uint32_t words = proto_words(&r->generation, r->prompt_tokens);
+    CHECK(r->first_word < words, "first_word");
     CHECK(payload_bytes > 0 && payload_bytes % sizeof(int32_t) == 0, "payload");
-    CHECK(payload_bytes / sizeof(int32_t) <= r->prompt_tokens - r->first_token, "payload");
-    return check_generation(&r->generation);
+    CHECK(payload_bytes / sizeof(int32_t) <= words - r->first_word, "payload");
+    return NULL;
+}
+
+static const char *check_prompt(const proto_prompt *p, size_t payload_bytes) {
+    const char *bad = check_attempt(&p->attempt);
+    CHECK(bad == NULL, bad);
+    CHECK(p->first_word <= 2 * PROTO_TOKENS_MAX, "first_word");
+    CHECK(payload_bytes > 0 && payload_bytes % sizeof(int32_t) == 0, "payload");
+    return NULL;
+}
+
+static const char *check_prompt_logprobs(const proto_prompt_logprobs *p, size_t payload_bytes) {
+    const char *bad = check_attempt(&p->attempt);
+    CHECK(bad == NULL, bad);
+    CHECK(p->first_position >= 1 && p->first_position < PROTO_TOKENS_MAX, "first_position");
+    CHECK(p->count >= 1 && p->count <= PROTO_TOKENS_MAX - p->first_position, "count");
+    CHECK(payload_bytes > 0 && payload_bytes % (sizeof(float) * p->count) == 0, "payload");
+    return NULL;
+}
+
+static const char *check_cancel(const proto_cancel *c) {
+    const char *bad = check_attempt(&c->attempt);
+    CHECK(bad == NULL, bad);
+    CHECK(c->sample < PROTO_SAMPLES_MAX || c->sample == PROTO_ALL_SAMPLES, "sample");
+    return NULL;
 }
 
 static const char *check_prefill_done(const proto_prefill_done *p) {
@@ -236,6 +323,7 @@ static const char *check_prefill_done(const proto_prefill_done *p) {
 static const char *check_chunk(const proto_chunk *c, size_t payload_bytes) {
     const char *bad = check_attempt(&c->attempt);
     CHECK(bad == NULL, bad);
+    CHECK(c->sample < PROTO_SAMPLES_MAX, "sample");
     CHECK(c->finish >= PROTO_FINISH_NONE && c->finish <= PROTO_FINISH_ERROR, "finish");
     CHECK(is_status(c->status), "status");
     CHECK((c->status != BT_OK) == (c->finish == PROTO_FINISH_ERROR), "status");
@@ -249,6 +337,7 @@ static const char *check_chunk(const proto_chunk *c, size_t payload_bytes) {
 static const char *check_credit(const proto_credit *c) {
     const char *bad = check_attempt(&c->attempt);
     CHECK(bad == NULL, bad);
+    CHECK(c->sample < PROTO_SAMPLES_MAX, "sample");
     CHECK(c->bytes >= 1, "bytes");
     return NULL;
 }
@@ -271,16 +360,19 @@ static const char *check_body(const proto_message *m) {
     case PROTO_RESERVATION: return check_reservation(&m->reservation);
     case PROTO_RUN: return check_run(&m->run, m->payload_bytes);
     case PROTO_PREFILL_DONE: return check_prefill_done(&m->prefill_done);
-    case PROTO_CANCEL: return check_attempt(&m->cancel.attempt);
+    case PROTO_CANCEL: return check_cancel(&m->cancel);
     case PROTO_CHUNK: return check_chunk(&m->chunk, m->payload_bytes);
     case PROTO_CREDIT: return check_credit(&m->credit);
     case PROTO_CAPACITY: return NULL;
+    case PROTO_PROMPT: return check_prompt(&m->prompt, m->payload_bytes);
+    case PROTO_PROMPT_LOGPROBS: return check_prompt_logprobs(&m->prompt_logprobs, m->payload_bytes);
     }
     return "kind";
 }
 
 bt_status proto_message_check(const proto_message *message, bt_error *error) {
-    const bool may_carry = message->kind == PROTO_RUN || message->kind == PROTO_CHUNK;
+    const bool may_carry = message->kind == PROTO_RUN || message->kind == PROTO_CHUNK ||
+                           message->kind == PROTO_PROMPT || message->kind == PROTO_PROMPT_LOGPROBS;
     const char *bad = NULL;
     if (message->payload_bytes > (may_carry ? PROTO_FRAME_PAYLOAD_MAX : 0)) {
         bad = "payload";

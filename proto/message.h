@@ -6,8 +6,9 @@
  * which is a HELLO:
  *   control  small messages, never behind bulk; dialled first
  *   streams  frames of at most PROTO_FRAME_PAYLOAD_MAX bytes of payload: prompts and cancels to
- *            prefill, row streams from decode, credits to decode; dialled after WELCOME came on
- *            control and before READY is sent
+ *            prefill, prompts to decode, row streams from decode, credits to decode, prompt
+ *            log-probabilities from prefill; dialled after WELCOME came on control and before READY
+ *            is sent
  *
  * A message may have a *payload*: raw little-endian bytes that follow the protobuf header and never
  * pass through a protobuf buffer. Durations travel, never points in time. */
@@ -35,7 +36,14 @@ enum {
     PROTO_MODEL_NAME_MAX = 128,
     PROTO_TOKENS_MAX = 1 << 24, /* of a prompt, and of max_new_tokens */
     PROTO_VOCAB_MAX = 1 << 24,
+    PROTO_SAMPLES_MAX = 128,      /* n of one request */
+    PROTO_TOP_LOGPROBS_MAX = 128, /* top_logprobs_num */
+    PROTO_LOGPROB_IDS_MAX = 1024, /* token_ids_logprob */
+    PROTO_BIASES_MAX = 4096,      /* logit_bias */
 };
+
+/* In proto_cancel.sample: the whole attempt. */
+#define PROTO_ALL_SAMPLES UINT32_MAX
 
 typedef enum proto_role {
     PROTO_ROLE_PREFILL = 1,
@@ -61,7 +69,13 @@ static inline bool proto_attempt_equal(proto_attempt a, proto_attempt b) {
     return a.router_incarnation == b.router_incarnation && a.counter == b.counter;
 }
 
-/* What both workers are told about the generation of one attempt, validated by the router. */
+/* What both workers are told about the generation of one attempt, validated by the router. An
+ * attempt has `samples` samples of one prompt, numbered from 0; each has its own rows, stream, end
+ * and seed (proto_sample_seed). What is too wide for a header travels behind the prompt's ids: the
+ * *words* of an attempt are, each 32 bits,
+ *   i32 prompt ids [prompt_tokens]   i32 bias ids [bias_count]   f32 biases [bias_count]
+ *   i32 logprob ids [logprob_id_count]
+ * The order of what happens to a logit is in kernels/sampler.h. */
 typedef struct proto_generation {
     uint32_t max_new_tokens; /* 0: prefill only, nothing is sampled or handed over */
     float temperature;       /* > 0 */
@@ -72,8 +86,36 @@ typedef struct proto_generation {
     uint32_t vocab_limit;
     uint64_t seed;
     uint32_t stop_id_count; /* EOS and stop_token_ids together; none with ignore_eos */
-    int32_t stop_ids[PROTO_STOP_IDS_MAX];
+    /* Before min_new_tokens are drawn, stop_ids[0 .. banned_id_count) cannot be: EOS and
+     * stop_token_ids, with ignore_eos too. 0 without min_new_tokens. */
+    uint32_t banned_id_count;
+    int32_t stop_ids[PROTO_STOP_IDS_MAX]; /* [max(stop_id_count, banned_id_count)] */
+    uint32_t min_new_tokens;              /* <= max_new_tokens */
+    uint32_t samples;                     /* n, 1 .. PROTO_SAMPLES_MAX */
+    float min_p;                          /* [0, 1] */
+    uint32_t filter;                      /* sampler_filter's numbers */
+    float frequency_penalty;              /* [-2, 2] */
+    float presence_penalty;               /* [-2, 2] */
+    float repetition_penalty;             /* (0, 2] */
+    uint32_t top_logprobs;                /* <= PROTO_TOP_LOGPROBS_MAX; needs wants_logprob */
+    uint32_t logprob_id_count;            /* <= PROTO_LOGPROB_IDS_MAX; needs wants_logprob */
+    uint32_t bias_count;                  /* <= PROTO_BIASES_MAX */
+    /* Log-probabilities of the prompt tokens at positions from + 1 .. prompt_tokens - 1 given those
+     * before them, at temperature 1 and without any of the above. */
+    uint32_t wants_prompt_logprobs; /* needs wants_logprob */
+    uint32_t prompt_logprobs_from;  /* < prompt_tokens */
+    uint64_t cache_salt[2]; /* requests of different salts share no cached prefix; 0: none */
 } proto_generation;
+
+/* Neutral values of everything that is not a plain 0: temperature, top_p and repetition_penalty 1,
+ * one sample. */
+proto_generation proto_generation_default(void);
+/* Words of an attempt, as above. */
+uint32_t proto_words(const proto_generation *generation, uint32_t prompt_tokens);
+/* Bytes of one entry of a PROMPT_LOGPROBS payload. */
+size_t proto_prompt_logprob_bytes(const proto_generation *generation);
+/* Sample 0 uses the seed itself, sample i the i-th output of splitmix64 that starts at the seed. */
+uint64_t proto_sample_seed(uint64_t seed, uint32_t sample);
 
 typedef enum proto_kind {
     PROTO_HELLO = 1,
@@ -93,6 +135,8 @@ typedef enum proto_kind {
     PROTO_CHUNK,
     PROTO_CREDIT,
     PROTO_CAPACITY,
+    PROTO_PROMPT,
+    PROTO_PROMPT_LOGPROBS,
 } proto_kind;
 
 /* worker -> router, the first frame on each connection. On streams only lane, role and incarnation
@@ -163,19 +207,26 @@ typedef struct proto_pair {
 typedef struct proto_ping {
     uint64_t sequence;
     uint32_t queued_tokens; /* prefill: prompt tokens not yet computed */
-    uint32_t pages_free;    /* of the KV pool; quarantined pages are not free */
+    uint32_t pages_free;    /* of the KV pool; quarantined pages are not free, cached ones are */
     uint32_t rows_free;     /* of the row slots */
     uint32_t sequences_running;
 } proto_ping;
 
-/* router -> decode on control: keep pages for prompt_tokens + max_new_tokens - 1 and a row slot. */
+/* A row slot of decode, in one generation. */
+typedef struct proto_slot {
+    uint32_t index;
+    uint32_t generation; /* never 0 */
+} proto_slot;
+
+/* router -> decode on control: keep pages for the prompt (once, whatever the samples) and a row
+ * slot per sample. More pages are taken as the samples grow. */
 typedef struct proto_reserve {
     proto_attempt attempt;
     uint32_t prefill_worker_id;
     uint64_t prefill_incarnation;
     uint32_t prompt_tokens;
     uint32_t deadline_ms;  /* until the row and all KV are proven */
-    uint64_t credit_bytes; /* first window of the row stream; UINT64_MAX = never withheld */
+    uint64_t credit_bytes; /* first window of each row stream; UINT64_MAX = never withheld */
     proto_generation generation;
 } proto_reserve;
 
@@ -184,29 +235,39 @@ typedef struct proto_reserve {
 typedef struct proto_reservation {
     proto_attempt attempt;
     int32_t status;
-    uint32_t slot;
-    uint32_t slot_generation;
+    uint32_t slot_count; /* OK: the samples; else 0 */
+    proto_slot slots[PROTO_SAMPLES_MAX];
     char text[PROTO_TEXT_MAX];
 } proto_reservation;
 
-/* router -> prefill on streams, payload: int32 prompt ids from `first_token` on. A prompt longer
- * than one frame follows in further RUN frames with the same attempt and a larger first_token, in
+/* router -> decode on streams, when the reservation was granted, payload: words of the attempt from
+ * first_word on; more frames follow in order until all are there. Decode needs them for what it
+ * draws with and to recompute a sequence that it had to retract; it runs no sample before. */
+typedef struct proto_prompt {
+    proto_attempt attempt;
+    uint32_t first_word;
+} proto_prompt;
+
+/* router -> prefill on streams, payload: words of the attempt from first_word on. More than one
+ * frame holds follows in further RUN frames with the same attempt and a larger first_word, in
  * order. */
 typedef struct proto_run {
     proto_attempt attempt;
     uint32_t decode_worker_id; /* 0 with max_new_tokens 0 */
     uint64_t decode_incarnation;
-    uint32_t slot;
-    uint32_t slot_generation;
+    uint32_t slot_count; /* as in the reservation; 0 with max_new_tokens 0 */
+    proto_slot slots[PROTO_SAMPLES_MAX];
     uint32_t prompt_tokens;
-    uint32_t first_token;
+    uint32_t first_word;
     uint32_t deadline_ms;
     proto_generation generation;
 } proto_run;
 
 /* prefill -> router on control, once per attempt: its compute ended. OK = the row is on its way (or
  * nothing was to be sampled). A later failure of the transfer is another PREFILL_DONE with a PEER
- * or REQUEST status. REQUEST_OVERFLOW and REQUEST_CAPTURE carry the client's true status. */
+ * or REQUEST status. REQUEST_OVERFLOW and REQUEST_CAPTURE carry the client's true status: no sample
+ * got a token. When some did, OK, and the others' rows carry their status to decode, which ends
+ * them. */
 typedef struct proto_prefill_done {
     proto_attempt attempt;
     int32_t status;
@@ -215,9 +276,21 @@ typedef struct proto_prefill_done {
     char text[PROTO_TEXT_MAX];
 } proto_prefill_done;
 
-/* router -> decode on control, router -> prefill on streams (behind its RUN). Idempotent. */
+/* prefill -> router on streams, before PREFILL_DONE, payload: `count` entries for the prompt
+ * positions from first_position on, ascending over the frames without gaps; each entry
+ *   f32 logprob   {i32 id, f32 logprob} [top_logprobs], best first   f32 [logprob_id_count]
+ */
+typedef struct proto_prompt_logprobs {
+    proto_attempt attempt;
+    uint32_t first_position;
+    uint32_t count;
+} proto_prompt_logprobs;
+
+/* router -> decode on control, router -> prefill on streams (behind its RUN). Idempotent. One
+ * sample alone: to decode only, its stream ends without a word. */
 typedef struct proto_cancel {
     proto_attempt attempt;
+    uint32_t sample; /* or PROTO_ALL_SAMPLES */
 } proto_cancel;
 
 typedef enum proto_finish {
@@ -227,10 +300,11 @@ typedef enum proto_finish {
     PROTO_FINISH_ERROR = 3, /* status and text say why; the rows before it stand */
 } proto_finish;
 
-/* decode -> router on streams, payload: the next bytes of this attempt's row stream (row_stream.h).
- * Rows may span frames. The last frame has a finish. */
+/* decode -> router on streams, payload: the next bytes of the row stream of one sample
+ * (row_stream.h). Rows may span frames. The last frame of each sample has a finish. */
 typedef struct proto_chunk {
     proto_attempt attempt;
+    uint32_t sample;
     uint64_t offset; /* of the payload in the stream */
     proto_finish finish;
     int32_t matched_id;
@@ -238,12 +312,14 @@ typedef struct proto_chunk {
     uint32_t rows_total; /* with a finish: rows of the whole stream */
     uint32_t cached_tokens;
     uint32_t cap_needed;
+    uint32_t retractions; /* times this sample was recomputed so far */
     char text[PROTO_TEXT_MAX];
 } proto_chunk;
 
-/* router -> decode on streams: that many more bytes of the row stream may be sent. */
+/* router -> decode on streams: that many more bytes of the sample's row stream may be sent. */
 typedef struct proto_credit {
     proto_attempt attempt;
+    uint32_t sample;
     uint64_t bytes;
 } proto_credit;
 
@@ -272,6 +348,8 @@ typedef struct proto_message {
         proto_chunk chunk;
         proto_credit credit;
         proto_capacity capacity;
+        proto_prompt prompt;
+        proto_prompt_logprobs prompt_logprobs;
     };
     /* Sending: a bt_malloc block that the link takes and frees once written; receiving: borrowed
      * for the call. NULL and 0 without a payload. */

@@ -46,19 +46,25 @@ static size_t section_bytes(uint64_t data_bytes) {
 }
 
 /* Header and sections of a row of that shape. */
-static size_t total_bytes(uint32_t mask_mode, uint32_t support_count, bool has_first_logprob) {
+static size_t total_bytes(row_widths w, bool has_first_logprob) {
     size_t total = ROW_HEADER_BYTES;
-    if (mask_mode != ROW_MASK_OFF) {
-        total += section_bytes(UINT64_C(4) * support_count);
+    if (w.mask_mode != ROW_MASK_OFF) {
+        total += section_bytes(UINT64_C(4) * w.support_count);
         total += section_bytes(sizeof(float));
     }
-    if (mask_mode == ROW_MASK_SUPPORT) total += section_bytes(UINT64_C(4) * support_count);
+    if (w.mask_mode == ROW_MASK_SUPPORT) total += section_bytes(UINT64_C(4) * w.support_count);
     if (has_first_logprob) total += section_bytes(sizeof(float));
+    if (w.top_count > 0) total += section_bytes(sizeof(row_top) * (uint64_t)w.top_count);
+    if (w.id_logprob_count > 0) total += section_bytes(UINT64_C(4) * w.id_logprob_count);
     return total;
 }
 
 size_t row_slot_bytes(uint32_t cap) {
-    const size_t bytes = total_bytes(ROW_MASK_SUPPORT, cap, true);
+    const row_widths widest = {.mask_mode = ROW_MASK_SUPPORT,
+                               .support_count = cap,
+                               .top_count = PROTO_TOP_LOGPROBS_MAX,
+                               .id_logprob_count = PROTO_LOGPROB_IDS_MAX};
+    const size_t bytes = total_bytes(widest, true);
     return (bytes + ROW_SLOT_ALIGNMENT - 1) / ROW_SLOT_ALIGNMENT * ROW_SLOT_ALIGNMENT;
 }
 
@@ -95,7 +101,19 @@ static void put_header(uint8_t *header, const metadata_row *row, size_t total) {
     bt_store_le32(header + AT_MASK_MODE, row->mask_mode);
 }
 
+static row_widths widths_of(const metadata_row *row) {
+    return (row_widths){.mask_mode = row->mask_mode,
+                        .support_count = row->support_count,
+                        .top_count = row->top_count,
+                        .id_logprob_count = row->id_logprob_count};
+}
+
 static bool is_consistent(const metadata_row *row) {
+    if (row->top_count > PROTO_TOP_LOGPROBS_MAX || (row->top_count > 0 && row->top == NULL))
+        return false;
+    if (row->id_logprob_count > PROTO_LOGPROB_IDS_MAX ||
+        (row->id_logprob_count > 0 && row->id_logprobs == NULL))
+        return false;
     switch ((row_mask_mode)row->mask_mode) {
     case ROW_MASK_OFF: return row->support_count == 0;
     case ROW_MASK_SELECTED: return row->support_count == 0 || row->support_ids != NULL;
@@ -110,7 +128,7 @@ bt_status row_encode(const metadata_row *row, const uint32_t *chunk_checksums, v
                      size_t slot_bytes, size_t *total_out) {
     if (!is_consistent(row)) return BT_ERR_CALLER_ARGUMENT;
     const bool has_first = row->has_first_logprob != 0;
-    const size_t total = total_bytes(row->mask_mode, row->support_count, has_first);
+    const size_t total = total_bytes(widths_of(row), has_first);
     if (total > slot_bytes || total > UINT32_MAX) return BT_ERR_CALLER_LIMIT;
     const metadata_row copy = *row; /* its arrays may lie in the slot, its scalars do not */
     const size_t array_bytes = sizeof(float) * copy.support_count;
@@ -127,6 +145,11 @@ bt_status row_encode(const metadata_row *row, const uint32_t *chunk_checksums, v
         at = put_section(at, ROW_SECTION_SELECTED_LOGPROB, &copy.selected_logprob, sizeof(float));
     if (has_first)
         at = put_section(at, ROW_SECTION_FIRST_LOGPROB, &copy.first_logprob, sizeof(float));
+    if (copy.top_count > 0)
+        at = put_section(at, ROW_SECTION_TOP_LOGPROBS, copy.top, sizeof(row_top) * copy.top_count);
+    if (copy.id_logprob_count > 0)
+        at = put_section(at, ROW_SECTION_ID_LOGPROBS, copy.id_logprobs,
+                         sizeof(float) * copy.id_logprob_count);
     BT_ASSERT(at == (uint8_t *)slot + total);
     put_header(slot, &copy, total);
     row_seal(slot, chunk_checksums, copy.chunk_count);
@@ -195,6 +218,37 @@ static const void *take_section(const uint8_t **at, const uint8_t *end, row_sect
     return section + SECTION_HEADER_BYTES;
 }
 
+static bool is_next(const uint8_t *at, const uint8_t *end, row_section kind) {
+    return end - at >= SECTION_HEADER_BYTES && bt_load_le16(at) == (uint16_t)kind;
+}
+
+/* The three sections that a row may have or not. */
+static bt_status get_logprob_sections(const uint8_t *at, const uint8_t *end, metadata_row *row) {
+    if (is_next(at, end, ROW_SECTION_FIRST_LOGPROB)) {
+        const void *data = take_section(&at, end, ROW_SECTION_FIRST_LOGPROB, sizeof(float));
+        if (data == NULL) return BT_ERR_REQUEST_CORRUPT;
+        row->has_first_logprob = 1;
+        row->first_logprob = bt_load_le_float(data);
+    }
+    if (is_next(at, end, ROW_SECTION_TOP_LOGPROBS)) {
+        row->top_count = bt_load_le32(at + 4) / (uint32_t)sizeof(row_top);
+        if (row->top_count < 1 || row->top_count > PROTO_TOP_LOGPROBS_MAX)
+            return BT_ERR_REQUEST_CORRUPT;
+        row->top = take_section(&at, end, ROW_SECTION_TOP_LOGPROBS,
+                                sizeof(row_top) * (uint64_t)row->top_count);
+        if (row->top == NULL) return BT_ERR_REQUEST_CORRUPT;
+    }
+    if (is_next(at, end, ROW_SECTION_ID_LOGPROBS)) {
+        row->id_logprob_count = bt_load_le32(at + 4) / (uint32_t)sizeof(float);
+        if (row->id_logprob_count < 1 || row->id_logprob_count > PROTO_LOGPROB_IDS_MAX)
+            return BT_ERR_REQUEST_CORRUPT;
+        row->id_logprobs =
+            take_section(&at, end, ROW_SECTION_ID_LOGPROBS, UINT64_C(4) * row->id_logprob_count);
+        if (row->id_logprobs == NULL) return BT_ERR_REQUEST_CORRUPT;
+    }
+    return at == end ? BT_OK : BT_ERR_REQUEST_CORRUPT;
+}
+
 static bt_status get_sections(const uint8_t *at, const uint8_t *end, metadata_row *row) {
     const uint64_t array_bytes = UINT64_C(4) * row->support_count;
     const void *data = NULL;
@@ -211,13 +265,7 @@ static bt_status get_sections(const uint8_t *at, const uint8_t *end, metadata_ro
         if (data == NULL) return BT_ERR_REQUEST_CORRUPT;
         row->selected_logprob = bt_load_le_float(data);
     }
-    if (at < end) {
-        data = take_section(&at, end, ROW_SECTION_FIRST_LOGPROB, sizeof(float));
-        if (data == NULL) return BT_ERR_REQUEST_CORRUPT;
-        row->has_first_logprob = 1;
-        row->first_logprob = bt_load_le_float(data);
-    }
-    return at == end ? BT_OK : BT_ERR_REQUEST_CORRUPT;
+    return get_logprob_sections(at, end, row);
 }
 
 bt_status row_decode(const void *slot, size_t bytes, metadata_row *row_out) {

@@ -16,9 +16,10 @@
  *
  * then sections {u16 kind, u16 zero, u32 bytes, data, zero padding to 8}, each kind at most once
  * and in ascending order. Mask mode off: no support; selected: kinds 1 and 3; support: kinds 1, 2
- * and 3; kind 4 with a log-probability, in any mode. The CRC32C covers the header with its own
- * field zero, then the chunk checksums (u32 each, in chunk-index order; not sent, kept by both
- * sides; zeros when checksums are off), then the sections. Only total_bytes travel.
+ * and 3; kind 4 with a log-probability, in any mode; kinds 5 and 6 where they were asked for. A row
+ * whose status is not OK has no token (-1) and empty sections. The CRC32C covers the header with
+ * its own field zero, then the chunk checksums (u32 each, in chunk-index order; not sent, kept by
+ * both sides; zeros when checksums are off), then the sections. Only total_bytes travel.
  *
  * Pure; the caller owns all memory. */
 #ifndef BT_PROTO_ROW_H
@@ -48,8 +49,23 @@ typedef enum row_section {
     ROW_SECTION_SUPPORT_LOGPROBS = 2, /* float32 [support size], support mode */
     ROW_SECTION_SELECTED_LOGPROB = 3, /* float32 [1], selected mode and support mode */
     ROW_SECTION_FIRST_LOGPROB = 4,    /* float32 [1], with return_logprob */
-    ROW_SECTION_TOP_LOGPROBS = 5,     /* later: {int32 id, float32 logprob} pairs */
+    ROW_SECTION_TOP_LOGPROBS = 5,     /* {int32 id, float32 logprob} pairs, best first */
+    ROW_SECTION_ID_LOGPROBS = 6,      /* float32 [ids asked for] */
 } row_section;
+
+/* What decides the size of a row and of its record in a stream. */
+typedef struct row_widths {
+    uint32_t mask_mode;
+    uint32_t support_count;
+    uint32_t top_count;
+    uint32_t id_logprob_count;
+} row_widths;
+
+/* An entry of the top log-probabilities, as in kernels/sampler.h. */
+typedef struct row_top {
+    int32_t id;
+    float logprob;
+} row_top;
 
 /* A row in host form. For row_encode the arrays are borrowed from the caller; row_decode points
  * them into the slot. */
@@ -74,9 +90,14 @@ typedef struct metadata_row {
     float selected_logprob;        /* mask_mode not off */
     const int32_t *support_ids;    /* [support_count] */
     const float *support_logprobs; /* [support_count] in support mode, else NULL */
+    uint32_t top_count;
+    const row_top *top; /* [top_count] */
+    uint32_t id_logprob_count;
+    const float *id_logprobs; /* [id_logprob_count] */
 } metadata_row;
 
-/* Width of a slot for rows of up to cap support entries; a multiple of ROW_SLOT_ALIGNMENT. */
+/* Width of a slot for rows of up to cap support entries and as many log-probabilities as may be
+ * asked for; a multiple of ROW_SLOT_ALIGNMENT. */
 size_t row_slot_bytes(uint32_t cap);
 
 /* Writes *row into slot [slot_bytes], 8-byte aligned; chunk_checksums [row->chunk_count]. Total

@@ -1,21 +1,42 @@
 /* One record per output token; layout in row_stream.h. */
 #include "proto/row_stream.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/little_endian.h"
-#include "proto/row.h"
+#include "proto/message.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "arrays travel as they lie in memory");
 
-size_t row_record_bytes(uint32_t mask_mode, uint32_t support_count) {
-    const size_t arrays = mask_mode == ROW_MASK_SUPPORT ? 2 : 1;
-    return ROW_RECORD_HEADER_BYTES + arrays * sizeof(uint32_t) * support_count;
+row_widths token_row_widths(const token_row *row) {
+    return (row_widths){.mask_mode = row->mask_mode,
+                        .support_count = row->support_count,
+                        .top_count = row->top_count,
+                        .id_logprob_count = row->id_logprob_count};
+}
+
+size_t row_record_bytes(row_widths w) {
+    const size_t arrays = w.mask_mode == ROW_MASK_SUPPORT ? 2 : 1;
+    return ROW_RECORD_HEADER_BYTES + arrays * sizeof(uint32_t) * w.support_count +
+           sizeof(row_top) * w.top_count + sizeof(float) * w.id_logprob_count;
+}
+
+size_t row_record_bytes_max(uint32_t cap) {
+    return row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT,
+                                         .support_count = cap,
+                                         .top_count = PROTO_TOP_LOGPROBS_MAX,
+                                         .id_logprob_count = PROTO_LOGPROB_IDS_MAX});
+}
+
+static uint8_t *put(uint8_t *at, const void *from, size_t bytes) {
+    if (bytes > 0) memcpy(at, from, bytes);
+    return at + bytes;
 }
 
 void row_record_encode(const token_row *row, uint8_t *out) {
     const size_t array_bytes = sizeof(uint32_t) * row->support_count;
-    bt_store_le32(out, (uint32_t)row_record_bytes(row->mask_mode, row->support_count));
+    bt_store_le32(out, (uint32_t)row_record_bytes(token_row_widths(row)));
     out[4] = (uint8_t)row->mask_mode;
     out[5] = row->has_logprob != 0;
     bt_store_le16(out + 6, 0);
@@ -23,10 +44,18 @@ void row_record_encode(const token_row *row, uint8_t *out) {
     bt_store_le_float(out + 12, row->token_logprob);
     bt_store_le_float(out + 16, row->selected_logprob);
     bt_store_le32(out + 20, row->support_count);
-    if (array_bytes == 0) return;
-    memcpy(out + ROW_RECORD_HEADER_BYTES, row->support_ids, array_bytes);
-    if (row->mask_mode == ROW_MASK_SUPPORT)
-        memcpy(out + ROW_RECORD_HEADER_BYTES + array_bytes, row->support_logprobs, array_bytes);
+    bt_store_le16(out + 24, (uint16_t)row->top_count);
+    bt_store_le16(out + 26, (uint16_t)row->id_logprob_count);
+    uint8_t *at = put(out + ROW_RECORD_HEADER_BYTES, row->support_ids, array_bytes);
+    if (row->mask_mode == ROW_MASK_SUPPORT) at = put(at, row->support_logprobs, array_bytes);
+    at = put(at, row->top, sizeof(row_top) * row->top_count);
+    (void)put(at, row->id_logprobs, sizeof(float) * row->id_logprob_count);
+}
+
+static bool is_allowed(row_widths w, uint32_t cap) {
+    if (w.mask_mode > ROW_MASK_SUPPORT || w.support_count > cap) return false;
+    if (w.mask_mode == ROW_MASK_OFF && w.support_count != 0) return false;
+    return w.top_count <= PROTO_TOP_LOGPROBS_MAX && w.id_logprob_count <= PROTO_LOGPROB_IDS_MAX;
 }
 
 bt_status row_record_decode(const uint8_t *bytes, size_t available, uint32_t cap,
@@ -34,25 +63,31 @@ bt_status row_record_decode(const uint8_t *bytes, size_t available, uint32_t cap
     *used_out = 0;
     if (available < ROW_RECORD_HEADER_BYTES) return BT_OK;
     const uint32_t record_bytes = bt_load_le32(bytes);
-    const uint32_t mask_mode = bytes[4];
-    const uint32_t support_count = bt_load_le32(bytes + 20);
-    if (mask_mode > ROW_MASK_SUPPORT || bytes[5] > 1 || bt_load_le16(bytes + 6) != 0)
+    const row_widths w = {.mask_mode = bytes[4],
+                          .support_count = bt_load_le32(bytes + 20),
+                          .top_count = bt_load_le16(bytes + 24),
+                          .id_logprob_count = bt_load_le16(bytes + 26)};
+    if (!is_allowed(w, cap) || bytes[5] > 1 || bt_load_le16(bytes + 6) != 0)
         return BT_ERR_PEER_PROTOCOL;
-    if (support_count > cap || (mask_mode == ROW_MASK_OFF && support_count != 0))
-        return BT_ERR_PEER_PROTOCOL;
-    if (row_record_bytes(mask_mode, support_count) != record_bytes) return BT_ERR_PEER_PROTOCOL;
+    if (row_record_bytes(w) != record_bytes) return BT_ERR_PEER_PROTOCOL;
     if (available < record_bytes) return BT_OK;
+    const bool has_logprobs = w.mask_mode == ROW_MASK_SUPPORT;
     const uint8_t *ids = bytes + ROW_RECORD_HEADER_BYTES;
-    const uint8_t *logprobs = ids + sizeof(uint32_t) * support_count;
+    const uint8_t *logprobs = ids + sizeof(uint32_t) * w.support_count;
+    const uint8_t *top = logprobs + (has_logprobs ? sizeof(float) * w.support_count : 0);
     *row_out = (token_row){
         .token = (int32_t)bt_load_le32(bytes + 8),
-        .mask_mode = mask_mode,
+        .mask_mode = w.mask_mode,
         .has_logprob = bytes[5],
         .token_logprob = bt_load_le_float(bytes + 12),
         .selected_logprob = bt_load_le_float(bytes + 16),
-        .support_count = support_count,
+        .support_count = w.support_count,
         .support_ids = (const void *)ids,
-        .support_logprobs = mask_mode == ROW_MASK_SUPPORT ? (const void *)logprobs : NULL,
+        .support_logprobs = has_logprobs ? (const void *)logprobs : NULL,
+        .top_count = w.top_count,
+        .top = (const void *)top,
+        .id_logprob_count = w.id_logprob_count,
+        .id_logprobs = (const void *)(top + sizeof(row_top) * w.top_count),
     };
     *used_out = record_bytes;
     return BT_OK;

@@ -1,9 +1,11 @@
-/* The row stream of one attempt, decode -> router: one record per output token, back to back,
+/* The row stream of one sample, decode -> router: one record per output token, back to back,
  * little endian. Frames cut it anywhere; a record is handed on only when it is complete.
  *
  *   u32 record bytes (header included)   u8 mask mode   u8 has logprob   u16 zero
  *   i32 token   f32 token logprob   f32 selected logprob   u32 support count
+ *   u16 top count   u16 id logprob count
  *   i32 ids [support count]   f32 logprobs [support count] (support mode only)
+ *   {i32 id, f32 logprob} [top count]   f32 id logprobs [id logprob count]
  *
  * Pure; the caller owns all memory. */
 #ifndef BT_PROTO_ROW_STREAM_H
@@ -13,8 +15,9 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "proto/row.h"
 
-enum { ROW_RECORD_HEADER_BYTES = 24 };
+enum { ROW_RECORD_HEADER_BYTES = 28 };
 
 typedef struct token_row {
     int32_t token;
@@ -26,16 +29,23 @@ typedef struct token_row {
     const int32_t
         *support_ids; /* unaligned reads are the reader's concern: see row_record_decode */
     const float *support_logprobs; /* NULL unless support mode */
+    uint32_t top_count;
+    const row_top *top;
+    uint32_t id_logprob_count;
+    const float *id_logprobs;
 } token_row;
 
-/* Bytes of one record with its header. */
-size_t row_record_bytes(uint32_t mask_mode, uint32_t support_count);
-/* Writes one record at out [row_record_bytes(...)], any alignment. */
+row_widths token_row_widths(const token_row *row);
+/* Bytes of one record with its header; a multiple of 4. */
+size_t row_record_bytes(row_widths widths);
+/* The same of the widest record there may be at this cap. */
+size_t row_record_bytes_max(uint32_t cap);
+/* Writes one record at out [row_record_bytes(token_row_widths(row))], any alignment. */
 void row_record_encode(const token_row *row, uint8_t *out);
 /* Reads the record at bytes [available]. *used_out = 0 and OK when it is not complete yet, and then
- * row_out is left alone. A record of more than cap support entries or of wrong sizes is
- * PEER_PROTOCOL. The arrays point into `bytes`, which must be 4-byte aligned (records are multiples
- * of 4, so an aligned buffer stays so). */
+ * row_out is left alone. A record of more than cap support entries, of more log-probabilities
+ * than may be asked for, or of wrong sizes is PEER_PROTOCOL. The arrays point into `bytes`, which
+ * must be 4-byte aligned (records are multiples of 4, so an aligned buffer stays so). */
 BT_MUST_CHECK bt_status row_record_decode(const uint8_t *bytes, size_t available, uint32_t cap,
                                           token_row *row_out, size_t *used_out);
 

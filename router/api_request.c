@@ -135,6 +135,7 @@ bool api_request_read(api_kind kind, const char *body, size_t bytes, const api_s
     out->kind = kind;
     out->skips_special = true;
     out->stream_interval = settings->stream_interval;
+    out->generation = proto_generation_default();
     out->generation.vocab_limit = tokenizer_vocab_count(settings->tokenizer);
     if (bt_json_parse(body, bytes, &root, &error) != BT_OK) {
         (void)api_fail(failure_out, 400, API_ERROR_SCHEMA, "%s", error.text);

@@ -196,7 +196,7 @@ static void carry_out(control *c, const command *order) {
         atomic_store(&flow->is_grant_queued, false);
         uint64_t bytes = atomic_exchange(&flow->granted_bytes, 0);
         if (flow->is_live && bytes > 0)
-            dispatch_grant(c->dispatch, flow->request.id, bytes, control_now(c));
+            dispatch_grant(c->dispatch, flow->request.id, 0, bytes, control_now(c));
         break;
     case COMMAND_RELEASE:
         BT_ASSERT(!flow->is_live);

@@ -69,8 +69,7 @@ static void set_options(dispatch *d, const dispatch_options *options) {
     o->attempts_max = or_default(o->attempts_max, 3);
     /* A decode may wait for credit for a whole row or for a whole frame, and CREDIT is only sent in
      * steps: with one step on top of row and frame it never waits for a step that cannot come. */
-    const uint64_t row =
-        row_record_bytes(ROW_MASK_SUPPORT, options->record.sampling_mask_max_tokens);
+    const uint64_t row = row_record_bytes_max(options->record.sampling_mask_max_tokens);
     const uint64_t least = row + PROTO_FRAME_PAYLOAD_MAX;
     uint64_t window = o->stream_window_bytes == 0 ? 1024 * 1024 : o->stream_window_bytes;
     if (window < least) window = least;
@@ -117,7 +116,7 @@ void dispatch_destroy(dispatch *d) {
         request *r = d->all_first;
         d->all_first = r->all_next;
         row_assembler_fini(&r->rows);
-        bt_free(r->prompt);
+        bt_free(r->words);
         bt_free(r);
     }
     for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++)
@@ -159,6 +158,7 @@ static bool is_allowed(const connection *from, proto_kind kind) {
     case PROTO_RESERVATION:
     case PROTO_CAPACITY: return is_control && !is_prefill;
     case PROTO_CHUNK: return !is_control && !is_prefill;
+    case PROTO_PROMPT_LOGPROBS: return !is_control && is_prefill;
     case PROTO_HELLO:
     case PROTO_WELCOME:
     case PROTO_REFUSE:
@@ -168,6 +168,7 @@ static bool is_allowed(const connection *from, proto_kind kind) {
     case PROTO_RESERVE:
     case PROTO_RUN:
     case PROTO_CANCEL:
+    case PROTO_PROMPT:
     case PROTO_CREDIT: return false;
     }
     return false;
@@ -247,7 +248,8 @@ void dispatch_cancel(dispatch *d, uint64_t id, uint64_t now_us) {
     leave(d);
 }
 
-void dispatch_grant(dispatch *d, uint64_t id, uint64_t bytes, uint64_t now_us) {
+void dispatch_grant(dispatch *d, uint64_t id, uint32_t sample, uint64_t bytes, uint64_t now_us) {
+    (void)sample;
     enter(d, now_us);
     request *r = bt_id_map_get(&d->requests, bt_id_of(id));
     if (r != NULL) dispatch_stream_grant(d, r, bytes);

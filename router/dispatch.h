@@ -29,8 +29,10 @@ typedef struct dispatch dispatch;
 typedef uint64_t dispatch_link;
 
 typedef struct dispatch_request {
-    uint64_t id;           /* the caller's name of the request, unique while it lives, never 0 */
-    const int32_t *prompt; /* borrowed for the call */
+    uint64_t id; /* the caller's name of the request, unique while it lives, never 0 */
+    /* Words of the attempt (proto/message.h): the prompt's ids, then biases and ids asked for.
+     * [proto_words(&generation, prompt_tokens)], borrowed for the call. */
+    const int32_t *words;
     uint32_t prompt_tokens;
     proto_generation generation;
     /* true: the row stream's credit is granted only by dispatch_grant (a streaming reply); false:
@@ -39,7 +41,7 @@ typedef struct dispatch_request {
     uint32_t timeout_ms; /* of the whole request; 0 = the option's default */
 } dispatch_request;
 
-/* How a request ended; exactly one per submitted request. */
+/* How a sample, or a whole request, ended. */
 typedef struct dispatch_end {
     bt_status status; /* OK, or why */
     int http_status;  /* 200, 400, 500, 503 (503 as well when cancelled) */
@@ -47,18 +49,30 @@ typedef struct dispatch_end {
     int32_t matched_id; /* finish STOP */
     uint32_t rows_total;
     uint32_t cached_tokens;
+    uint32_t cap_needed;       /* with REQUEST_OVERFLOW: the cap that would have sufficed */
+    uint32_t retractions;      /* times decode recomputed it */
     uint32_t attempts;         /* tries made */
     char text[PROTO_TEXT_MAX]; /* the sentence of an error */
 } dispatch_end;
 
-/* The next bytes of a request's row stream (row_stream.h), whole records only; borrowed. What else
- * came with the metadata row is told with every batch, so that the first rows have it too. */
+/* The next bytes of the row stream of one sample (row_stream.h), whole records only; borrowed. What
+ * else came with the metadata row is told with every batch, so that the first rows have it too. */
 typedef struct dispatch_rows {
+    uint32_t sample;
     const uint8_t *records;
     size_t bytes;
     uint32_t count;
     uint32_t cached_tokens;
 } dispatch_rows;
+
+/* Entries of PROMPT_LOGPROBS, ascending over the calls without gaps; borrowed. After a retry they
+ * start again with the first one, and what came before is void. */
+typedef struct dispatch_prompt_logprobs {
+    uint32_t first_position;
+    uint32_t count;
+    const uint8_t *entries; /* [count][proto_prompt_logprob_bytes] */
+    size_t bytes;
+} dispatch_prompt_logprobs;
 
 typedef struct dispatch_ops {
     /* Sends on one connection; takes message->payload. A failed send shows as dispatch_on_closed.
@@ -67,6 +81,13 @@ typedef struct dispatch_ops {
     /* Close after what is queued was written. dispatch_on_closed does not follow. */
     void (*close)(void *context, dispatch_link link);
     void (*on_rows)(void *context, uint64_t request, const dispatch_rows *rows);
+    void (*on_prompt_logprobs)(void *context, uint64_t request,
+                               const dispatch_prompt_logprobs *logprobs);
+    /* Exactly one per sample, also when it never had a row, before the request's end. */
+    void (*on_sample_end)(void *context, uint64_t request, uint32_t sample,
+                          const dispatch_end *end);
+    /* Exactly one per submitted request, the last thing: the worst of its samples' ends, of a
+     * single sample its own. */
     void (*on_end)(void *context, uint64_t request, const dispatch_end *end);
     /* The cluster can serve (or no longer): at least one compatible pair is ready. */
     void (*on_ready_changed)(void *context, bool is_ready);
@@ -107,8 +128,12 @@ BT_MUST_CHECK bt_status dispatch_submit(dispatch *d, const dispatch_request *req
 /* The client left or a stop string matched: cancels both legs. on_end still follows (CANCELLED),
  * possibly inside the call. Unknown ids are ignored. */
 void dispatch_cancel(dispatch *d, uint64_t request, uint64_t now_us);
-/* The reader consumed that many bytes of the row stream. Ignored unless is_credited. */
-void dispatch_grant(dispatch *d, uint64_t request, uint64_t bytes, uint64_t now_us);
+/* A stop string of one sample matched: its end follows (CANCELLED), the others go on. With the last
+ * one the request ends. Unknown and ended samples are ignored. */
+void dispatch_cancel_sample(dispatch *d, uint64_t request, uint32_t sample, uint64_t now_us);
+/* The reader consumed that many bytes of the sample's row stream. Ignored unless is_credited. */
+void dispatch_grant(dispatch *d, uint64_t request, uint32_t sample, uint64_t bytes,
+                    uint64_t now_us);
 
 /* ---- connections ----------------------------------------------------------------------------- */
 

@@ -77,6 +77,7 @@ static void release_decode(dispatch *d, request *r) {
 static void send_cancel(dispatch *d, const request *r, connection *to) {
     proto_message message = {.kind = PROTO_CANCEL};
     message.cancel.attempt = dispatch_attempt_name(d, r);
+    message.cancel.sample = PROTO_ALL_SAMPLES;
     dispatch_send(d, to, &message);
 }
 
@@ -123,18 +124,18 @@ static bool send_run_part(dispatch *d, const request *r, uint32_t first, uint32_
     proto_message message = {.kind = PROTO_RUN};
     message.payload = bt_malloc(bytes);
     if (message.payload == NULL) return false;
-    memcpy(message.payload, r->prompt + first, bytes);
+    memcpy(message.payload, r->words + first, bytes);
     message.payload_bytes = bytes;
     proto_run *out = &message.run;
     out->attempt = dispatch_attempt_name(d, r);
     if (decode != NULL) {
         out->decode_worker_id = decode->id;
         out->decode_incarnation = decode->hello.incarnation;
-        out->slot = r->slot;
-        out->slot_generation = r->slot_generation;
+        out->slot_count = r->slot_count;
+        memcpy(out->slots, r->slots, sizeof *r->slots * r->slot_count);
     }
     out->prompt_tokens = r->prompt_tokens;
-    out->first_token = first;
+    out->first_word = first;
     out->deadline_ms = handoff_ms(d, r);
     out->generation = r->generation;
     dispatch_send(d, r->legs[LEG_PREFILL].worker->streams, &message);
@@ -147,8 +148,9 @@ static void run(dispatch *d, request *r) {
     r->phase_deadline_us = r->handoff_deadline_us;
     r->is_run_sent = true;
     r->run_sent_us = d->now_us;
-    for (uint32_t first = 0; first < r->prompt_tokens; first += part) {
-        const uint32_t left = r->prompt_tokens - first;
+    const uint32_t words = proto_words(&r->generation, r->prompt_tokens);
+    for (uint32_t first = 0; first < words; first += part) {
+        const uint32_t left = words - first;
         if (!send_run_part(d, r, first, left < part ? left : part)) {
             dispatch_attempt_fail(d, r, BT_ERR_WORKER_MEMORY,
                                   "the router has no memory for the prompt", NULL);
@@ -163,7 +165,7 @@ void dispatch_attempt_begin(dispatch *d, request *r, worker *prefill, worker *de
     r->attempt = d->next_attempt++;
     bt_id_map_put(&d->attempts, bt_id_of(r->attempt), r);
     r->is_run_sent = r->is_prefill_done = false;
-    r->slot = r->slot_generation = 0;
+    r->slot_count = 0;
     r->tries++;
     add_leg(r, LEG_PREFILL, prefill);
     add_leg(r, LEG_DECODE, decode);
@@ -271,8 +273,8 @@ void dispatch_attempt_on_reservation(dispatch *d, worker *from,
     const bt_status status = (bt_status)reservation->status;
     const char *text = words(reservation->text, reservation->status);
     if (status == BT_OK) {
-        r->slot = reservation->slot;
-        r->slot_generation = reservation->slot_generation;
+        r->slot_count = reservation->slot_count;
+        memcpy(r->slots, reservation->slots, sizeof *r->slots * r->slot_count);
         r->was_full = false;
         dispatch_queue_drop_claim(d, r);
         run(d, r);

@@ -109,7 +109,7 @@ struct request {
     uint64_t id;
     uint64_t order; /* of submission */
     request_state state;
-    int32_t *prompt;
+    int32_t *words; /* [proto_words], until rows were handed on */
     uint32_t prompt_tokens;
     proto_generation generation;
     bool is_credited;
@@ -129,7 +129,8 @@ struct request {
     leg legs[LEGS];
     uint32_t worker_ids[LEGS]; /* also after a leg is let go */
     uint32_t need_pages;
-    uint32_t slot, slot_generation;
+    uint32_t slot_count;
+    proto_slot slots[PROTO_SAMPLES_MAX];
     uint64_t phase_deadline_us;
     uint64_t handoff_deadline_us;
     bool is_run_sent, is_prefill_done, is_load_counted;

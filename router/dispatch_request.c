@@ -58,9 +58,9 @@ static bt_status check_submit(const dispatch *d, const dispatch_request *from, b
     const worker *founder = dispatch_hello_founder(d);
     const uint32_t vocab_size = founder == NULL ? PROTO_VOCAB_MAX : founder->hello.vocab_size;
     for (uint32_t i = 0; i < from->prompt_tokens; i++) {
-        if (from->prompt[i] < 0 || (uint32_t)from->prompt[i] >= vocab_size) {
+        if (from->words[i] < 0 || (uint32_t)from->words[i] >= vocab_size) {
             return bt_fail(error, BT_ERR_REQUEST_INVALID, "token id %d is outside the vocabulary",
-                           from->prompt[i]);
+                           from->words[i]);
         }
     }
     return BT_OK;
@@ -69,19 +69,19 @@ static bt_status check_submit(const dispatch *d, const dispatch_request *from, b
 bt_status dispatch_request_submit(dispatch *d, const dispatch_request *from, bt_error *error) {
     const bt_status status = check_submit(d, from, error);
     if (status != BT_OK) return status;
-    const size_t prompt_bytes = (size_t)from->prompt_tokens * sizeof(int32_t);
+    const size_t bytes = sizeof(int32_t) * proto_words(&from->generation, from->prompt_tokens);
     request *r = bt_calloc(1, sizeof *r);
-    int32_t *prompt = bt_malloc(prompt_bytes);
-    if (r == NULL || prompt == NULL) {
+    int32_t *words = bt_malloc(bytes);
+    if (r == NULL || words == NULL) {
         bt_free(r);
-        bt_free(prompt);
+        bt_free(words);
         return bt_fail(error, BT_ERR_WORKER_MEMORY, "the router is out of memory");
     }
-    memcpy(prompt, from->prompt, prompt_bytes);
+    memcpy(words, from->words, bytes);
     r->id = from->id;
     r->order = d->next_order++;
     r->state = REQUEST_QUEUED;
-    r->prompt = prompt;
+    r->words = words;
     r->prompt_tokens = from->prompt_tokens;
     r->generation = from->generation;
     r->is_credited = from->is_credited;
@@ -146,7 +146,7 @@ void dispatch_request_end(dispatch *d, request *r, const dispatch_end *end) {
     d->ops.on_end(d->ops.context, r->id, &told);
     d->is_calling = false;
     row_assembler_fini(&r->rows);
-    bt_free(r->prompt);
+    bt_free(r->words);
     bt_free(r);
 }
 

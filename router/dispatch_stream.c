@@ -82,8 +82,8 @@ static const char *take_rows(dispatch *d, request *r, const uint8_t *bytes, size
     if (batch.count > r->generation.max_new_tokens - r->rows_handed) return "too many rows";
     r->rows_handed += batch.count;
     r->handed_bytes += batch.bytes;
-    bt_free(r->prompt); /* no retry from here on */
-    r->prompt = NULL;
+    bt_free(r->words); /* no retry from here on */
+    r->words = NULL;
     d->is_calling = true;
     const dispatch_rows rows = {.records = batch.records,
                                 .bytes = batch.bytes,

@@ -223,7 +223,7 @@ static void start_call(front_call *call) {
     call->flow.rid = request->rid;
     call->flow.on_free = on_free;
     call->flow.request = (dispatch_request){
-        .prompt = request->prompt.ids,
+        .words = request->prompt.ids,
         .prompt_tokens = request->prompt.count,
         .generation = request->generation,
         .is_credited = request->streams,

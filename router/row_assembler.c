@@ -45,7 +45,7 @@ static bt_status check_begun(const row_assembler *a, const uint8_t *bytes, size_
     uint32_t length;
     if (available < sizeof length) return BT_OK;
     memcpy(&length, bytes, sizeof length);
-    const size_t limit = row_record_bytes(ROW_MASK_SUPPORT, a->expect.cap);
+    const size_t limit = row_record_bytes_max(a->expect.cap);
     return length >= ROW_RECORD_HEADER_BYTES && length <= limit ? BT_OK : BT_ERR_PEER_PROTOCOL;
 }
 
@@ -85,8 +85,7 @@ static bt_status append(row_assembler *a, const uint8_t *bytes, size_t count) {
     if (count > 0) memcpy(a->partial + a->used, bytes, count);
     a->used += count;
     /* What is pending is less than one record, and records above the cap are refused. */
-    BT_ASSERT(a->used <=
-              row_record_bytes(ROW_MASK_SUPPORT, a->expect.cap) + PROTO_FRAME_PAYLOAD_MAX);
+    BT_ASSERT(a->used <= row_record_bytes_max(a->expect.cap) + PROTO_FRAME_PAYLOAD_MAX);
     return BT_OK;
 }
 

@@ -140,7 +140,8 @@ static void say_of_attempt(history *h, int i, proto_kind kind) {
     if (kind == PROTO_RESERVATION) {
         m.reservation.attempt = attempt;
         m.reservation.status = status;
-        m.reservation.slot_generation = 1;
+        m.reservation.slot_count = status == BT_OK;
+        m.reservation.slots[0].generation = 1;
     } else if (kind == PROTO_PREFILL_DONE) {
         m.prefill_done.attempt = attempt;
         m.prefill_done.status = status;
@@ -150,7 +151,7 @@ static void say_of_attempt(history *h, int i, proto_kind kind) {
             payload[k] = take(h);
         if (count % 24 == 0) {
             for (size_t k = 0; k < count / 24; k++)
-                row_record_encode(&(token_row){.token = payload[24 * k] % VOCAB}, payload + 24 * k);
+                row_record_encode(&(token_row){.token = payload[ROW_RECORD_HEADER_BYTES * k] % VOCAB}, payload + 24 * k);
         }
         m.chunk.attempt = attempt;
         m.chunk.offset = take(h) * 24u;
@@ -199,9 +200,14 @@ static void submit(history *h) {
     const uint8_t which = take(h) % REQUESTS;
     const dispatch_request request = {
         .id = which + 1u,
-        .prompt = prompt,
+        .words = prompt,
         .prompt_tokens = take(h),
-        .generation = {.max_new_tokens = take(h), .temperature = 1.0f, .top_p = 1.0f, .top_k = 1},
+        .generation = {.max_new_tokens = take(h),
+                       .temperature = 1.0f,
+                       .top_p = 1.0f,
+                       .top_k = 1,
+                       .repetition_penalty = 1.0f,
+                       .samples = 1},
         .is_credited = which & 1,
         .timeout_ms = take(h) * 100u,
     };
@@ -225,7 +231,7 @@ static void step(history *h) {
     case 8: say_raw(h, i); return;
     case 9: submit(h); return;
     case 10: dispatch_cancel(h->d, take(h), h->now_us); return;
-    case 11: dispatch_grant(h->d, take(h), take(h) * 1000u, h->now_us); return;
+    case 11: dispatch_grant(h->d, take(h), 0, take(h) * 1000u, h->now_us); return;
     case 12:
         h->now_us += take(h) * 10000u;
         dispatch_tick(h->d, h->now_us);

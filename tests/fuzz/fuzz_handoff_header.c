@@ -210,7 +210,8 @@ static void expect(world *w, int index) {
     const handoff_offer offer = {
         .attempt = {1, number},
         .peer = peer,
-        .slot = w->slot_of[index],
+        .sample_count = 1,
+        .slots = &w->slot_of[index],
         .prompt_tokens = ATTEMPT_PAGES * PAGE_TOKENS - 1,
         .page_count = ATTEMPT_PAGES,
         .pages = w->pages_of[index],

@@ -64,7 +64,7 @@ static void check_stream(const uint8_t *data, size_t bytes) {
         BT_ASSERT(status == BT_OK);
         BT_ASSERT(used <= bytes - at);
         BT_ASSERT(row.support_count <= CAP);
-        BT_ASSERT(used == row_record_bytes(row.mask_mode, row.support_count));
+        BT_ASSERT(used == row_record_bytes(token_row_widths(&row)));
         check_inside(data + at, used, row.support_ids, sizeof(int32_t) * (size_t)row.support_count);
         static uint8_t again[ROW_RECORD_HEADER_BYTES + 8 * CAP];
         row_record_encode(&row, again);

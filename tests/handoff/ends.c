@@ -278,7 +278,8 @@ bt_status end_expect(end *e, const sample *s, xfer_peer prefill, uint64_t deadli
         const handoff_offer offer = {
             .attempt = a->id,
             .peer = prefill,
-            .slot = a->slot,
+            .sample_count = 1,
+            .slots = &a->slot,
             .prompt_tokens = s->prompt_tokens,
             .page_count = a->page_count,
             .pages = a->pages,
@@ -300,7 +301,8 @@ bt_status end_send(end *e, const sample *s, xfer_peer decode, row_slot slot, uin
     if (status == BT_OK) {
         const handoff_target target = {.attempt = a->id,
                                        .peer = decode,
-                                       .slot = slot,
+                                       .sample_count = 1,
+                                       .slots = &slot,
                                        .prompt_tokens = s->prompt_tokens,
                                        .deadline_us = deadline_us};
         status = handoff_sender_begin(e->sender, &target);

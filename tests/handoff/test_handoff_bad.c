@@ -418,7 +418,7 @@ static void a_second_row_is_refused(void **state) {
     (void)expect(r);
     send_row(r, checksums, NULL);
     send_row(r, checksums, NULL);
-    assert_failed(r, BT_ERR_REQUEST_DUPLICATE, "row came twice");
+    assert_failed(r, BT_ERR_REQUEST_DUPLICATE, "row of sample 0 came twice");
     rogue_destroy(r);
 }
 
@@ -426,7 +426,7 @@ static void rows_of_wrong_sizes_are_refused(void **state) {
     (void)state;
     static const struct {
         size_t said, brought;
-    } sizes[] = {{0, 0}, {8, 8}, {127, 127}, {256, 128}, {128, 256}, {1024, 1024}, {4096, 4096}};
+    } sizes[] = {{0, 0}, {8, 8}, {127, 127}, {256, 128}, {128, 256}, {8192, 8192}, {16384, 16384}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         uint32_t checksums[2] = {0};
         size_t bytes = 0;
@@ -546,7 +546,8 @@ static void the_receiver_checks_its_user(void **state) {
     const end_attempt *a = expect(r);
     handoff_offer good = {.attempt = {0x5eed, NUMBER + 1},
                           .peer = r->self,
-                          .slot = a->slot,
+                          .sample_count = 1,
+                          .slots = &a->slot,
                           .prompt_tokens = PROMPT,
                           .page_count = PAGES,
                           .pages = a->pages,
@@ -559,7 +560,9 @@ static void the_receiver_checks_its_user(void **state) {
     bad.peer.incarnation++;
     assert_int_equal(handoff_receiver_expect(receiver, &bad), BT_ERR_PEER_GONE);
     bad = good;
-    bad.slot.generation++;
+    row_slot stale = good.slots[0];
+    stale.generation++;
+    bad.slots = &stale;
     assert_int_equal(handoff_receiver_expect(receiver, &bad), BT_ERR_REQUEST_STALE);
     bad = good;
     bad.prompt_tokens = 0;

@@ -167,7 +167,8 @@ static void every_allocation_of_a_queue_may_fail(void **state) {
         if (queue != NULL) {
             assert_int_equal(row_queue_count(queue), pushed);
             assert_int_equal(row_queue_take(queue, stream, sizeof stream),
-                             pushed * row_record_bytes(ROW_MASK_SUPPORT, 9));
+                             pushed * row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT,
+                                                                    .support_count = 9}));
         }
         row_queue_destroy(queue);
     }

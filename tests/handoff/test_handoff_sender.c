@@ -86,7 +86,8 @@ static void an_ack_before_the_row_fails_the_sender(void **state) {
     a->is_holding = true;
     const handoff_target target = {.attempt = a->id,
                                    .peer = r->self,
-                                   .slot = rogue_slot,
+                                   .sample_count = 1,
+                                   .slots = &rogue_slot,
                                    .prompt_tokens = PROMPT,
                                    .deadline_us = r->now_us + DEADLINE_US};
     assert_int_equal(handoff_sender_begin(sender, &target), BT_OK);
@@ -111,7 +112,8 @@ static void the_sender_checks_its_user(void **state) {
     a->is_holding = true;
     handoff_target target = {.attempt = a->id,
                              .peer = r->self,
-                             .slot = rogue_slot,
+                             .sample_count = 1,
+                             .slots = &rogue_slot,
                              .prompt_tokens = PROMPT,
                              .deadline_us = r->now_us + DEADLINE_US};
     sample_make_row(&the_sample, &storage);

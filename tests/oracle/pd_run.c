@@ -232,10 +232,12 @@ static void submit(router *r, uint32_t index) {
     const oracle_case *c = &r->cases[index];
     dispatch_request request = {
         .id = index + 1,
-        .prompt = c->ids,
+        .words = c->ids,
         .prompt_tokens = c->id_count,
         .is_credited = r->settings.is_credited,
         .generation = {.max_new_tokens = c->max_new_tokens,
+                       .repetition_penalty = 1,
+                       .samples = 1,
                        .temperature = c->temperature,
                        .top_p = c->top_p,
                        .top_k = c->top_k,
@@ -276,7 +278,7 @@ static void on_tick(void *context) {
         submit(r, r->submitted++);
     }
     for (uint32_t i = 0; r->settings.is_credited && i < r->submitted; i++) {
-        if (!r->results[i].has_ended) dispatch_grant(r->dispatch, i + 1, GRANT_BYTES, now_us());
+        if (!r->results[i].has_ended) dispatch_grant(r->dispatch, i + 1, 0, GRANT_BYTES, now_us());
     }
 }
 

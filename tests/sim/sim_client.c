@@ -43,7 +43,7 @@ static void expect_rows(sim *s, sim_client *c) {
     const compute_sim_options options = {.page_tokens = s->scenario.page_tokens,
                                          .vocab_size = SIM_VOCAB,
                                          .support_max = s->scenario.support_max};
-    c->expected_count = compute_sim_expect(&options, &params, c->request.prompt,
+    c->expected_count = compute_sim_expect(&options, &params, c->request.words,
                                            c->request.prompt_tokens, count, c->expected);
 }
 
@@ -52,6 +52,8 @@ static void set_generation(sim *s, sim_client *c) {
     g->max_new_tokens = (uint32_t)sim_random(s, s->scenario.new_tokens_max + 1);
     if (c->is_probe && g->max_new_tokens == 0) g->max_new_tokens = 1;
     g->temperature = 1.0f;
+    g->repetition_penalty = 1.0f;
+    g->samples = 1;
     g->top_p = 1.0f;
     g->top_k = sim_random(s, 3) == 0 ? 1 + (uint32_t)sim_random(s, 50) : 0;
     g->mask_mode = (uint32_t)sim_random(s, 3);
@@ -83,7 +85,7 @@ void sim_client_add(sim *s, uint64_t at_us, bool is_probe) {
         prompt[i] = (int32_t)sim_random(s, SIM_VOCAB);
     c->is_probe = is_probe;
     c->request.id = s->client_count;
-    c->request.prompt = prompt;
+    c->request.words = prompt;
     c->request.prompt_tokens = tokens;
     c->request.is_credited = sim_random(s, 2) == 0;
     c->is_slow = !is_probe && sim_chance(s, o->slow_reader_permille);
@@ -145,7 +147,7 @@ static void check_row(const sim_client *c, const token_row *got, const sampler_r
 
 static void grant(sim *s, uint64_t request, uint64_t bytes) {
     const sim_client *c = &s->clients[request - 1];
-    if (c->state == CLIENT_WAITING) dispatch_grant(s->router.d, request, bytes, s->now_us);
+    if (c->state == CLIENT_WAITING) dispatch_grant(s->router.d, request, 0, bytes, s->now_us);
 }
 
 void sim_client_on_rows(sim *s, uint64_t request, const uint8_t *records, size_t bytes,
@@ -278,7 +280,7 @@ uint32_t sim_clients_waiting(const sim *s) {
 void sim_clients_free(sim *s) {
     for (uint32_t i = 0; i < s->client_count; i++) {
         sim_client *c = &s->clients[i];
-        bt_free((void *)(uintptr_t)c->request.prompt);
+        bt_free((void *)(uintptr_t)c->request.words);
         bt_free(c->expected);
         bt_free(c->support_ids);
         bt_free(c->support_logprobs);

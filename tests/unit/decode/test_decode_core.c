@@ -260,7 +260,7 @@ static void a_broken_capture_is_the_requests_own_error(void **state) {
 
 static void expect_refused(const proto_reservation *r, bt_status status, const char *text) {
     assert_int_equal(r->status, status);
-    assert_int_equal(r->slot_generation, 0);
+    assert_int_equal(r->slot_count, 0);
     if (strstr(r->text, text) == NULL) fail_msg("'%s'", r->text);
 }
 

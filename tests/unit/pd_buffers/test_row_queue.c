@@ -145,10 +145,11 @@ static void pushed_rows_are_copies(void **state) {
 static void bounds_hold(void **state) {
     (void)state;
     row_queue *queue = NULL;
-    const size_t one = row_record_bytes(ROW_MASK_SUPPORT, CAP);
+    const size_t one =
+        row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = CAP});
     row_queue_options options = {.mask_mode = 3, .cap = CAP, .bytes_max = BYTES_MAX};
     assert_int_equal(row_queue_create(&options, &queue), BT_ERR_CALLER_ARGUMENT);
-    options = (row_queue_options){ROW_MASK_SUPPORT, CAP, one - 1};
+    options = (row_queue_options){.mask_mode = ROW_MASK_SUPPORT, .cap = CAP, .bytes_max = one - 1};
     assert_int_equal(row_queue_create(&options, &queue), BT_ERR_CALLER_ARGUMENT);
     options.bytes_max = 2 * one;
     assert_int_equal(row_queue_create(&options, &queue), BT_OK);

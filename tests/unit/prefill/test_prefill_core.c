@@ -204,8 +204,8 @@ static proto_run make_run(world *w, uint32_t prompt_tokens) {
     return (proto_run){.attempt = world_new_attempt(w),
                        .decode_worker_id = w->decode.worker_id,
                        .decode_incarnation = w->decode.incarnation,
-                       .slot = 0,
-                       .slot_generation = 1,
+                       .slot_count = 1,
+                       .slots = {{.generation = 1}},
                        .prompt_tokens = prompt_tokens,
                        .deadline_ms = 5000,
                        .generation = world_generation(5, SAMPLER_MASK_OFF)};
@@ -242,7 +242,7 @@ static void bad_runs_are_refused_by_name(void **state) {
         say_run(w, &runs[i], w->prompt, 20 * sizeof(int32_t));
         expect_done(w, runs[i].attempt, expected[i].status, expected[i].text);
         /* The rest of its prompt says nothing any more. */
-        runs[i].first_token = 10;
+        runs[i].first_word = 10;
         say_run(w, &runs[i], w->prompt, 4);
         expect_no_done(w);
     }
@@ -283,12 +283,12 @@ static void parts_that_do_not_follow_end_the_attempt(void **state) {
     world_register(w);
     proto_run run = make_run(w, 20);
     say_run(w, &run, w->prompt, 40);
-    run.first_token = 11;
+    run.first_word = 11;
     say_run(w, &run, w->prompt, 36);
     expect_done(w, run.attempt, BT_ERR_REQUEST_DUPLICATE, "from token 11");
     run = make_run(w, 20);
     say_run(w, &run, w->prompt, 40);
-    run.first_token = 10;
+    run.first_word = 10;
     run.prompt_tokens = 21;
     say_run(w, &run, w->prompt, 40);
     expect_done(w, run.attempt, BT_ERR_REQUEST_DUPLICATE, "from token 10");

@@ -30,8 +30,23 @@ static void set_generation(proto_generation *g) {
     g->wants_logprob = 1;
     g->vocab_limit = 49152;
     g->seed = UINT64_MAX - 1;
-    g->stop_id_count = PROTO_STOP_IDS_MAX;
-    for (uint32_t i = 0; i < g->stop_id_count; i++)
+    g->min_new_tokens = 7;
+    g->samples = 3;
+    g->min_p = 0.125f;
+    g->filter = 1;
+    g->frequency_penalty = -1.5f;
+    g->presence_penalty = 1.25f;
+    g->repetition_penalty = 0.5f;
+    g->top_logprobs = 5;
+    g->logprob_id_count = 6;
+    g->bias_count = 8;
+    g->wants_prompt_logprobs = 1;
+    g->prompt_logprobs_from = 9;
+    g->cache_salt[0] = UINT64_MAX - 2;
+    g->cache_salt[1] = 11;
+    g->stop_id_count = 10;
+    g->banned_id_count = PROTO_STOP_IDS_MAX;
+    for (uint32_t i = 0; i < PROTO_STOP_IDS_MAX; i++)
         g->stop_ids[i] = (int32_t)(i * 1000);
 }
 
@@ -83,10 +98,11 @@ static void set_worker_message(proto_message *m) {
         return;
     case PROTO_RESERVATION:
         m->reservation.attempt = attempt;
-        m->reservation.status = BT_ERR_REQUEST_FULL;
-        m->reservation.slot = 3;
-        m->reservation.slot_generation = 4;
-        (void)snprintf(m->reservation.text, sizeof m->reservation.text, "no page is free");
+        m->reservation.status = BT_OK;
+        m->reservation.slot_count = PROTO_SAMPLES_MAX;
+        for (uint32_t i = 0; i < PROTO_SAMPLES_MAX; i++)
+            m->reservation.slots[i] = (proto_slot){.index = i, .generation = UINT32_MAX - i};
+        (void)snprintf(m->reservation.text, sizeof m->reservation.text, "here they are");
         return;
     case PROTO_PREFILL_DONE:
         m->prefill_done.attempt = attempt;
@@ -104,10 +120,16 @@ static void set_worker_message(proto_message *m) {
         m->chunk.rows_total = 17;
         m->chunk.cached_tokens = 18;
         m->chunk.cap_needed = 19;
+        m->chunk.sample = PROTO_SAMPLES_MAX - 1;
+        m->chunk.retractions = 2;
         (void)snprintf(m->chunk.text, sizeof m->chunk.text, "why");
         return;
     case PROTO_CAPACITY:
         m->capacity = (proto_capacity){.pages_free = 1, .rows_free = 2, .sequences_free = 3};
+        return;
+    case PROTO_PROMPT_LOGPROBS:
+        m->prompt_logprobs =
+            (proto_prompt_logprobs){.attempt = attempt, .first_position = 17, .count = 2};
         return;
     case PROTO_WELCOME:
     case PROTO_REFUSE:
@@ -117,6 +139,7 @@ static void set_worker_message(proto_message *m) {
     case PROTO_RESERVE:
     case PROTO_RUN:
     case PROTO_CANCEL:
+    case PROTO_PROMPT:
     case PROTO_CREDIT: return;
     }
 }
@@ -155,15 +178,23 @@ static void set_router_message(proto_message *m) {
         m->run.attempt = attempt;
         m->run.decode_worker_id = 3;
         m->run.decode_incarnation = 4;
-        m->run.slot = 5;
-        m->run.slot_generation = 6;
+        m->run.slot_count = 3;
+        for (uint32_t i = 0; i < 3; i++)
+            m->run.slots[i] = (proto_slot){.index = i, .generation = 6 + i};
         m->run.prompt_tokens = 1000;
-        m->run.first_token = 500;
+        m->run.first_word = 500;
         m->run.deadline_ms = 60000;
         set_generation(&m->run.generation);
         return;
-    case PROTO_CANCEL: m->cancel.attempt = attempt; return;
-    case PROTO_CREDIT: m->credit = (proto_credit){.attempt = attempt, .bytes = 1ull << 35}; return;
+    case PROTO_CANCEL:
+        m->cancel = (proto_cancel){.attempt = attempt, .sample = PROTO_ALL_SAMPLES};
+        return;
+    case PROTO_CREDIT:
+        m->credit = (proto_credit){.attempt = attempt, .bytes = 1ull << 35, .sample = 5};
+        return;
+    case PROTO_PROMPT:
+        m->prompt = (proto_prompt){.attempt = attempt, .first_word = PROTO_TOKENS_MAX};
+        return;
     case PROTO_HELLO:
     case PROTO_READY:
     case PROTO_PAIR_READY:
@@ -171,6 +202,7 @@ static void set_router_message(proto_message *m) {
     case PROTO_RESERVATION:
     case PROTO_PREFILL_DONE:
     case PROTO_CHUNK:
+    case PROTO_PROMPT_LOGPROBS:
     case PROTO_CAPACITY: return;
     }
 }
@@ -178,7 +210,8 @@ static void set_router_message(proto_message *m) {
 void sample_message(proto_kind kind, void *payload, size_t payload_bytes, proto_message *out) {
     memset(out, 0, sizeof *out);
     out->kind = kind;
-    if (kind == PROTO_RUN || kind == PROTO_CHUNK) {
+    if (kind == PROTO_RUN || kind == PROTO_CHUNK || kind == PROTO_PROMPT ||
+        kind == PROTO_PROMPT_LOGPROBS) {
         out->payload = payload;
         out->payload_bytes = payload_bytes;
     }

@@ -238,7 +238,10 @@ static bool break_reservation(int n, Baton__Reservation *r) {
     if (n < 9) return break_text(n - 3, &r->text);
     switch (n - 9) {
         CASE(0, r->status = -500);
-        CASE(1, (r->status = BT_OK, r->slot_generation = 0));
+        CASE(1, r->slot_generations[1] = 0);
+        CASE(2, r->n_slot_generations--);
+        CASE(3, r->n_slots = r->n_slot_generations = 0);
+        CASE(4, r->status = BT_ERR_REQUEST_FULL);
     }
     return false;
 }
@@ -249,13 +252,15 @@ static bool break_run(int n, Baton__Run *r) {
     switch (n - 18) {
         CASE(0, r->decode_worker_id = 0);
         CASE(1, r->decode_incarnation = 0);
-        CASE(2, r->slot_generation = 0);
+        CASE(2, r->slot_generations[2] = 0);
         CASE(3, r->prompt_tokens = 0);
         CASE(4, r->prompt_tokens = PROTO_TOKENS_MAX + 1);
-        CASE(5, r->first_token = r->prompt_tokens);
-        CASE(6, r->first_token = r->prompt_tokens - 3);
+        CASE(5, r->first_word = r->prompt_tokens + 22);
+        CASE(6, r->first_word = r->prompt_tokens + 21);
         CASE(7, r->deadline_ms = 0);
         CASE(8, r->generation->max_new_tokens = 0);
+        CASE(9, r->n_slots = r->n_slot_generations = 2);
+        CASE(10, r->generation->prompt_logprobs_from = r->prompt_tokens);
     }
     return false;
 }
@@ -278,6 +283,18 @@ static bool break_chunk(int n, Baton__Chunk *c) {
         CASE(4, c->finish = BATON__FINISH__FINISH_LENGTH);
         CASE(5, (c->finish = BATON__FINISH__FINISH_STOP, c->status = BT_OK));
         CASE(6, c->offset = UINT64_MAX - 3);
+        CASE(7, c->sample = PROTO_SAMPLES_MAX);
+    }
+    return false;
+}
+
+static bool break_prompt_logprobs(int n, Baton__PromptLogprobs *p) {
+    if (n < 3) return break_attempt(n, &p->attempt);
+    switch (n - 3) {
+        CASE(0, p->first_position = 0);
+        CASE(1, p->first_position = PROTO_TOKENS_MAX);
+        CASE(2, p->count = 0);
+        CASE(3, p->count = 5);
     }
     return false;
 }
@@ -299,12 +316,19 @@ static bool break_message(proto_kind kind, int n, Baton__Frame *f) {
     case PROTO_RESERVATION: return break_reservation(n, f->reservation);
     case PROTO_RUN: return break_run(n, f->run);
     case PROTO_PREFILL_DONE: return break_prefill_done(n, f->prefill_done);
-    case PROTO_CANCEL: return break_attempt(n, &f->cancel->attempt);
+    case PROTO_CANCEL:
+        if (n == 3) f->cancel->sample = PROTO_SAMPLES_MAX;
+        return n == 3 || break_attempt(n, &f->cancel->attempt);
     case PROTO_CHUNK: return break_chunk(n, f->chunk);
     case PROTO_CREDIT:
         if (n == 3) f->credit->bytes = 0;
-        return n == 3 || break_attempt(n, &f->credit->attempt);
+        if (n == 4) f->credit->sample = PROTO_SAMPLES_MAX;
+        return n == 3 || n == 4 || break_attempt(n, &f->credit->attempt);
     case PROTO_CAPACITY: return false; /* Any numbers will do. */
+    case PROTO_PROMPT:
+        if (n == 3) f->prompt->first_word = 2 * PROTO_TOKENS_MAX + 1;
+        return n == 3 || break_attempt(n, &f->prompt->attempt);
+    case PROTO_PROMPT_LOGPROBS: return break_prompt_logprobs(n, f->prompt_logprobs);
     }
     return false;
 }
@@ -346,7 +370,8 @@ static void every_broken_field_is_refused(void **state) {
 static void payloads_only_where_they_belong(void **state) {
     (void)state;
     for (int kind = 1; kind <= SAMPLE_KINDS; kind++) {
-        const bool may_carry = kind == PROTO_RUN || kind == PROTO_CHUNK;
+        const bool may_carry = kind == PROTO_RUN || kind == PROTO_CHUNK || kind == PROTO_PROMPT ||
+                               kind == PROTO_PROMPT_LOGPROBS;
         proto_message valid, got;
         bt_error error;
         size_t bytes = 0;

@@ -137,7 +137,8 @@ static void every_kind_arrives_in_order(void **state) {
     right.answer = true;
     uint64_t payload = 0;
     for (int kind = 1; kind <= SAMPLE_KINDS; kind++) {
-        const bool may_carry = kind == PROTO_RUN || kind == PROTO_CHUNK;
+        const bool may_carry = kind == PROTO_RUN || kind == PROTO_CHUNK || kind == PROTO_PROMPT ||
+                               kind == PROTO_PROMPT_LOGPROBS;
         send_kind(&left, (proto_kind)kind, may_carry ? 1000 : 0);
         payload += may_carry ? 1000 : 0;
         run_until(&right.messages, (uint32_t)kind);

@@ -320,8 +320,10 @@ static void slots_hold_the_largest_row(void **state) {
     for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
         const size_t bytes = row_slot_bytes(caps[i]);
         assert_int_equal(bytes % ROW_SLOT_ALIGNMENT, 0);
-        assert_true(bytes >= ROW_HEADER_BYTES + 8 * (size_t)caps[i] + 48);
-        assert_true(bytes < ROW_HEADER_BYTES + 8 * (size_t)caps[i] + 48 + 16 + ROW_SLOT_ALIGNMENT);
+        const size_t needed = ROW_HEADER_BYTES + 8 * (size_t)caps[i] + 48 + 8 +
+                              8 * PROTO_TOP_LOGPROBS_MAX + 8 + 4 * PROTO_LOGPROB_IDS_MAX;
+        assert_true(bytes >= needed);
+        assert_true(bytes < needed + 16 + ROW_SLOT_ALIGNMENT);
     }
 }
 

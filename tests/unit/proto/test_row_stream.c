@@ -54,7 +54,7 @@ static void a_stream_is_read_however_it_is_cut(void **state) {
         for (uint32_t count = 1; count <= CAP; count++) {
             const token_row row = make_row(mode, count);
             row_record_encode(&row, stream + written);
-            written += row_record_bytes(row.mask_mode, row.support_count);
+            written += row_record_bytes(token_row_widths(&row));
             assert_true(written <= sizeof stream);
         }
     }
@@ -73,7 +73,8 @@ static void a_stream_is_read_however_it_is_cut(void **state) {
             records++;
         }
         if (visible == written) assert_int_equal(records, 3 * CAP);
-        assert_true(visible - read < row_record_bytes(ROW_MASK_SUPPORT, CAP));
+        assert_true(visible - read < row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT,
+                                                                   .support_count = CAP}));
     }
 }
 
@@ -118,7 +119,8 @@ static void the_cap_is_the_reader_s(void **state) {
     size_t used = 0;
     row_record_encode(&row, record);
     assert_int_equal(row_record_decode(record, sizeof record, 5, &got, &used), BT_OK);
-    assert_int_equal(used, row_record_bytes(ROW_MASK_SUPPORT, 5));
+    assert_int_equal(
+        used, row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = 5}));
     assert_int_equal(row_record_decode(record, sizeof record, 4, &got, &used),
                      BT_ERR_PEER_PROTOCOL);
 }

@@ -164,7 +164,7 @@ bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
 
 static void feed(api_fixture *f, const token_row *row) {
     uint64_t record[1024];
-    size_t bytes = row_record_bytes(row->mask_mode, row->support_count);
+    size_t bytes = row_record_bytes(token_row_widths(row));
     assert_true(bytes <= sizeof(record));
     row_record_encode(row, (uint8_t *)record);
     api_call_on_rows(&f->call, (const uint8_t *)record, bytes, f->cached_tokens);

@@ -289,11 +289,10 @@ void fake_request(uint64_t id, uint32_t prompt_tokens, uint32_t max_new_tokens,
         prompt[i] = (int32_t)(i % FAKE_VOCAB);
     memset(out, 0, sizeof *out);
     out->id = id;
-    out->prompt = prompt;
+    out->words = prompt;
     out->prompt_tokens = prompt_tokens;
+    out->generation = proto_generation_default();
     out->generation.max_new_tokens = max_new_tokens;
-    out->generation.temperature = 1.0f;
-    out->generation.top_p = 1.0f;
     out->generation.top_k = 1;
     out->generation.stop_id_count = 1;
     out->generation.stop_ids[0] = 2;
@@ -321,8 +320,10 @@ void fake_reserve_reply(fake_network *n, const fake_worker *decode, proto_attemp
     message.kind = PROTO_RESERVATION;
     message.reservation.attempt = attempt;
     message.reservation.status = status;
-    message.reservation.slot = 3;
-    message.reservation.slot_generation = 7;
+    if (status == BT_OK) {
+        message.reservation.slot_count = 1;
+        message.reservation.slots[0] = (proto_slot){.index = 3, .generation = 7};
+    }
     fake_say(n, decode->control, &message);
 }
 
@@ -361,7 +362,8 @@ void fake_chunk_error(fake_network *n, const fake_worker *decode, proto_attempt 
     memset(&message, 0, sizeof message);
     message.kind = PROTO_CHUNK;
     message.chunk.attempt = attempt;
-    message.chunk.offset = rows_total * row_record_bytes(0, 0);
+    message.chunk.offset =
+        rows_total * row_record_bytes((row_widths){.mask_mode = 0, .support_count = 0});
     message.chunk.finish = PROTO_FINISH_ERROR;
     message.chunk.status = status;
     message.chunk.rows_total = rows_total;
@@ -378,8 +380,9 @@ proto_attempt fake_run(fake_network *n, const fake_worker *prefill, const fake_w
     assert_true(proto_attempt_equal(run.run.attempt, reserve.reserve.attempt));
     assert_int_equal(run.run.decode_worker_id, decode->id);
     assert_int_equal(run.run.decode_incarnation, decode->incarnation);
-    assert_int_equal(run.run.slot, 3);
-    assert_int_equal(run.run.slot_generation, 7);
+    assert_int_equal(run.run.slot_count, 1);
+    assert_int_equal(run.run.slots[0].index, 3);
+    assert_int_equal(run.run.slots[0].generation, 7);
     return run.run.attempt;
 }
 
@@ -388,7 +391,7 @@ size_t fake_rows(uint8_t *out, uint32_t first, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         const token_row row = {.token = (int32_t)(first + i)};
         row_record_encode(&row, out + used);
-        used += row_record_bytes(0, 0);
+        used += row_record_bytes((row_widths){.mask_mode = 0, .support_count = 0});
     }
     return used;
 }

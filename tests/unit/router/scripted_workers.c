@@ -84,7 +84,7 @@ static size_t put_row(const script_attempt *a, uint8_t *out) {
                            .support_ids = ids,
                            .support_logprobs = g->mask_mode == ROW_MASK_SUPPORT ? logprobs : NULL};
     row_record_encode(&row, out);
-    return row_record_bytes(g->mask_mode, count);
+    return row_record_bytes((row_widths){.mask_mode = g->mask_mode, .support_count = count});
 }
 
 static void close_attempt(scripted_workers *w, script_attempt *a, bool is_cancelled) {
@@ -170,14 +170,15 @@ static void on_reserve(scripted_workers *w, const proto_reserve *reserve) {
     pthread_mutex_unlock(&w->mutex);
     proto_message reply = {.kind = PROTO_RESERVATION};
     reply.reservation.attempt = reserve->attempt;
-    reply.reservation.slot = (uint32_t)(a - w->attempts);
-    reply.reservation.slot_generation = 1;
+    reply.reservation.slot_count = 1;
+    reply.reservation.slots[0].index = (uint32_t)(a - w->attempts);
+    reply.reservation.slots[0].generation = 1;
     say(w, PROTO_ROLE_DECODE, PROTO_LANE_CONTROL, &reply);
 }
 
 static void on_run(scripted_workers *w, const proto_run *run, size_t payload_bytes) {
     proto_message done = {.kind = PROTO_PREFILL_DONE};
-    if (run->first_token + payload_bytes / sizeof(int32_t) < run->prompt_tokens) return;
+    if (run->first_word + payload_bytes / sizeof(int32_t) < run->prompt_tokens) return;
     if (run->generation.seed == SCRIPT_HANGS) return;
     bool overflows = run->generation.seed == SCRIPT_OVERFLOWS;
     done.prefill_done.attempt = run->attempt;
@@ -282,6 +283,8 @@ static void on_message(void *context, proto_link *link, const proto_message *mes
     case PROTO_RESERVATION:
     case PROTO_PREFILL_DONE:
     case PROTO_CHUNK:
+    case PROTO_PROMPT:
+    case PROTO_PROMPT_LOGPROBS:
     case PROTO_CAPACITY: break;
     }
 }

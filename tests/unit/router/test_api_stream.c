@@ -146,7 +146,7 @@ static void test_rows_behind_a_stop_are_dropped(void **state) {
                                .support_count = 2,
                                .support_ids = IDS};
         row_record_encode(&row, at);
-        at += row_record_bytes(ROW_MASK_SELECTED, 2);
+        at += row_record_bytes((row_widths){.mask_mode = ROW_MASK_SELECTED, .support_count = 2});
     }
     api_call_on_rows(&f->call, (uint8_t *)records, (size_t)(at - (uint8_t *)records), 0);
     assert_int_equal(f->cancel_count, 1);
@@ -367,7 +367,9 @@ static void test_slow_client_of_an_incremental_stream(void **state) {
     f->room = SIZE_MAX;
     api_fixture_length(f);
     assert_true(most < 24 * 1024);
-    assert_int_equal(f->granted_bytes, 120 * row_record_bytes(ROW_MASK_SELECTED, 60));
+    assert_int_equal(
+        f->granted_bytes,
+        120 * row_record_bytes((row_widths){.mask_mode = ROW_MASK_SELECTED, .support_count = 60}));
     const char *at = api_fixture_body(f);
     char *body = strdup(at);
     unsigned rows = 0;

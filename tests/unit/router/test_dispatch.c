@@ -130,7 +130,7 @@ static void a_long_prompt_travels_in_frames(void **state) {
     uint32_t first = 0;
     proto_message run;
     while (fake_take(n, big_prefill.streams, PROTO_RUN, &run)) {
-        assert_int_equal(run.run.first_token, first);
+        assert_int_equal(run.run.first_word, first);
         assert_int_equal(run.run.prompt_tokens, tokens);
         assert_true(run.payload_bytes <= PROTO_FRAME_PAYLOAD_MAX);
         const int32_t *ids = run.payload;
@@ -169,10 +169,10 @@ static void submits_are_checked(void **state) {
     fake_request(1, 0, 1, &request);
     assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_ERR_REQUEST_INVALID);
     fake_request(1, 1, 1, &request);
-    request.prompt = &outside;
+    request.words = &outside;
     assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_ERR_REQUEST_INVALID);
     assert_string_equal(error.text, "token id 1000 is outside the vocabulary");
-    request.prompt = &negative;
+    request.words = &negative;
     assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_ERR_REQUEST_INVALID);
     fake_request(1, 1, 1, &request);
     request.generation.top_p = 0.0f;
@@ -337,7 +337,9 @@ static void a_dead_prefill_does_not_touch_streams(void **state) {
     const proto_attempt attempt = bring(PHASE_STREAMING, 1);
     fake_drop(n, prefill.control);
     assert_null(fake_end_of(n, 1, false));
-    fake_chunk(n, &decode, attempt, row_record_bytes(0, 0), NULL, 0, PROTO_FINISH_LENGTH, 1);
+    fake_chunk(n, &decode, attempt,
+               row_record_bytes((row_widths){.mask_mode = 0, .support_count = 0}), NULL, 0,
+               PROTO_FINISH_LENGTH, 1);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
 }
 

@@ -204,7 +204,7 @@ static void step(history *h) {
         dispatch_cancel(h->n->d, 1 + chance(h, (uint32_t)h->next_request), h->n->now_us);
         return;
     case 4:
-        dispatch_grant(h->n->d, 1 + chance(h, (uint32_t)h->next_request), chance(h, 1 << 18),
+        dispatch_grant(h->n->d, 1 + chance(h, (uint32_t)h->next_request), 0, chance(h, 1 << 18),
                        h->n->now_us);
         return;
     case 5: fake_tick(h->n, chance(h, 200)); return;

@@ -19,7 +19,7 @@ static int set_up(void **state) {
     (void)state;
     n = fake_network_create(NULL);
     fake_cluster(n, &prefill, &decode);
-    row_bytes = row_record_bytes(ROW_MASK_OFF, 0);
+    row_bytes = row_record_bytes((row_widths){.mask_mode = ROW_MASK_OFF, .support_count = 0});
     return 0;
 }
 
@@ -148,7 +148,8 @@ static void a_row_of_another_mode_is_refused(void **state) {
     const token_row row = {
         .token = 1, .mask_mode = ROW_MASK_SELECTED, .support_count = 1, .support_ids = ids};
     row_record_encode(&row, rows);
-    fake_chunk(n, &decode, attempt, 0, rows, row_record_bytes(ROW_MASK_SELECTED, 1),
+    fake_chunk(n, &decode, attempt, 0, rows,
+               row_record_bytes((row_widths){.mask_mode = ROW_MASK_SELECTED, .support_count = 1}),
                PROTO_FINISH_NONE, 0);
     expect_violation(1, "");
     assert_int_equal(n->rows_calls, 0);
@@ -173,9 +174,9 @@ static void wrong_ends_are_refused(void **state) {
         uint32_t rows_total;
         const char *what;
     } cases[] = {
-        {24, PROTO_FINISH_LENGTH, 3, "has not the rows"},
-        {24, PROTO_FINISH_LENGTH, 1, "has not the rows"},
-        {23, PROTO_FINISH_LENGTH, 2, "ended inside a row"},
+        {ROW_RECORD_HEADER_BYTES, PROTO_FINISH_LENGTH, 3, "has not the rows"},
+        {ROW_RECORD_HEADER_BYTES, PROTO_FINISH_LENGTH, 1, "has not the rows"},
+        {ROW_RECORD_HEADER_BYTES - 1, PROTO_FINISH_LENGTH, 2, "ended inside a row"},
         {0, PROTO_FINISH_STOP, 0, "has not the rows"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -238,14 +239,15 @@ static void the_window_holds_a_row_and_a_frame(void **state) {
     n = fake_network_create(&options);
     fake_cluster(n, &prefill, &decode);
     (void)begin(1, true, 8, &window);
-    const uint64_t row = row_record_bytes(ROW_MASK_SUPPORT, 1 << 20);
+    const uint64_t row =
+        row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = 1 << 20});
     assert_true(window >= row + PROTO_FRAME_PAYLOAD_MAX);
     assert_true(window < row + 2 * PROTO_FRAME_PAYLOAD_MAX);
 }
 
 /* Sends rows until the credit is used up; the bytes sent. */
 static uint64_t fill(proto_attempt attempt, uint64_t offset, uint64_t granted) {
-    const uint32_t many = PROTO_FRAME_PAYLOAD_MAX / 24;
+    const uint32_t many = PROTO_FRAME_PAYLOAD_MAX / ROW_RECORD_HEADER_BYTES;
     while (offset + row_bytes <= granted) {
         uint64_t count = (granted - offset) / row_bytes;
         if (count > many) count = many;
@@ -273,10 +275,10 @@ static void credit_comes_back_as_the_reader_takes_rows(void **state) {
     uint64_t sent = 0;
     /* max_new_tokens bounds the rows, so the window is used up in steps of what it allows. */
     sent = fill(attempt, sent, 1000 * row_bytes);
-    dispatch_grant(n->d, 1, 100, n->now_us);
+    dispatch_grant(n->d, 1, 0, 100, n->now_us);
     assert_int_equal(fake_count(n, decode.streams, PROTO_CREDIT), 0); /* not per token */
-    dispatch_grant(n->d, 1, UINT64_C(1) << 40, n->now_us);            /* at most what it got */
-    dispatch_grant(n->d, 1, 1000, n->now_us);
+    dispatch_grant(n->d, 1, 0, UINT64_C(1) << 40, n->now_us);         /* at most what it got */
+    dispatch_grant(n->d, 1, 0, 1000, n->now_us);
     proto_message credit;
     while (fake_take(n, decode.streams, PROTO_CREDIT, &credit))
         granted += credit.credit.bytes;
@@ -301,7 +303,7 @@ static void more_than_the_credit_is_refused(void **state) {
     assert_true(window - sent < row_bytes);
     assert_int_equal(fake_count(n, decode.streams, PROTO_CREDIT), 0);
     /* The reader takes all: decode may send that much again, and no byte more. */
-    dispatch_grant(n->d, 1, sent, n->now_us);
+    dispatch_grant(n->d, 1, 0, sent, n->now_us);
     const proto_message credit = fake_expect(n, decode.streams, PROTO_CREDIT);
     assert_int_equal(credit.credit.bytes, sent);
     assert_true(proto_attempt_equal(credit.credit.attempt, attempt));
@@ -317,11 +319,11 @@ static void grants_of_others_are_ignored(void **state) {
     uint64_t window;
     const proto_attempt attempt = begin(1, false, 8, &window);
     assert_true(window == UINT64_MAX); /* sent when complete: never withheld */
-    dispatch_grant(n->d, 1, 1 << 20, n->now_us);
-    dispatch_grant(n->d, 99, 1 << 20, n->now_us);
+    dispatch_grant(n->d, 1, 0, 1 << 20, n->now_us);
+    dispatch_grant(n->d, 99, 0, 1 << 20, n->now_us);
     const size_t bytes = fake_rows(rows, 1, 1);
     fake_chunk(n, &decode, attempt, 0, rows, bytes, PROTO_FINISH_NONE, 0);
-    dispatch_grant(n->d, 1, 1 << 20, n->now_us);
+    dispatch_grant(n->d, 1, 0, 1 << 20, n->now_us);
     assert_int_equal(fake_count(n, decode.streams, PROTO_CREDIT), 0);
 }
 

@@ -36,7 +36,8 @@ static size_t make_stream(void) {
                                .support_ids = ids,
                                .support_logprobs = logprobs};
         row_record_encode(&row, stream + used);
-        used += row_record_bytes(ROW_MASK_SUPPORT, row.support_count);
+        used += row_record_bytes(
+            (row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = row.support_count});
     }
     return used;
 }
@@ -119,7 +120,8 @@ static bt_status push_broken(size_t at, uint8_t value, size_t count) {
 
 static void what_is_not_expected_is_refused(void **state) {
     (void)state;
-    const size_t first = row_record_bytes(ROW_MASK_SUPPORT, 1);
+    const size_t first =
+        row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = 1});
     assert_int_equal(push_broken(0, stream[0], first), BT_OK);
     assert_int_equal(push_broken(0, 0, first), BT_ERR_PEER_PROTOCOL);    /* too short */
     assert_int_equal(push_broken(3, 0xff, first), BT_ERR_PEER_PROTOCOL); /* 4 GiB */

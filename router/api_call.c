@@ -228,7 +228,7 @@ static void grant(api_call *call) {
     if (bytes == 0 || call->has_ended) return;
     if (call->options.output.room(call->options.output.context) == 0) return;
     call->granted_bytes = call->received_bytes;
-    call->options.backend.grant(call->options.backend.context, bytes);
+    call->options.backend.grant(call->options.backend.context, 0, bytes);
 }
 
 static void pump_stream(api_call *call) {
@@ -274,8 +274,9 @@ static bt_status take_row(api_call *call, const uint8_t *record, const token_row
     return generation_push(&call->generation, row->token);
 }
 
-void api_call_on_rows(api_call *call, const uint8_t *records, size_t bytes,
+void api_call_on_rows(api_call *call, uint32_t sample, const uint8_t *records, size_t bytes,
                       uint32_t cached_tokens) {
+    (void)sample;
     bt_status status = BT_OK;
     size_t at = 0;
     if (call->state == API_CALL_ANSWERED) return;
@@ -365,4 +366,15 @@ void api_call_on_room(api_call *call) {
 void api_call_on_gone(api_call *call) {
     if (call->state != API_CALL_ANSWERED) cancel(call);
     call->state = API_CALL_ANSWERED;
+}
+
+void api_call_on_prompt_logprobs(api_call *call, const dispatch_prompt_logprobs *logprobs) {
+    (void)call;
+    (void)logprobs;
+}
+
+void api_call_on_sample_end(api_call *call, uint32_t sample, const dispatch_end *end) {
+    (void)call;
+    (void)sample;
+    (void)end;
 }

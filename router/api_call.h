@@ -38,7 +38,9 @@ typedef struct api_output {
 /* Where the rows come from. */
 typedef struct api_backend {
     void (*cancel)(void *context);
-    void (*grant)(void *context, uint64_t bytes);
+    /* A stop string of this sample matched; the others go on. */
+    void (*cancel_sample)(void *context, uint32_t sample);
+    void (*grant)(void *context, uint32_t sample, uint64_t bytes);
     void *context;
 } api_backend;
 
@@ -114,7 +116,12 @@ void api_call_init(api_call *call, const api_call_options *options, api_request 
 void api_call_fini(api_call *call);
 
 /* Whole records of the row stream (proto/row_stream.h), aligned to 4. */
-void api_call_on_rows(api_call *call, const uint8_t *records, size_t bytes, uint32_t cached_tokens);
+void api_call_on_rows(api_call *call, uint32_t sample, const uint8_t *records, size_t bytes,
+                      uint32_t cached_tokens);
+/* Entries for prompt positions, as dispatch tells them. */
+void api_call_on_prompt_logprobs(api_call *call, const dispatch_prompt_logprobs *logprobs);
+/* Exactly one per sample, and then the end of the request. */
+void api_call_on_sample_end(api_call *call, uint32_t sample, const dispatch_end *end);
 void api_call_on_end(api_call *call, const dispatch_end *end);
 /* The output has room again. */
 void api_call_on_room(api_call *call);

@@ -52,7 +52,8 @@ static void cancel(void *context) {
     control_cancel(call->thread->front->options.control, &call->flow);
 }
 
-static void grant(void *context, uint64_t bytes) {
+static void grant(void *context, uint32_t sample, uint64_t bytes) {
+    (void)sample;
     front_call *call = context;
     control_grant(call->thread->front->options.control, &call->flow, bytes);
 }
@@ -275,7 +276,8 @@ void front_on_control(void *context) {
             if (batch->bytes == 0) {
                 api_call_on_end(&call->call, &call->flow.end);
             } else {
-                api_call_on_rows(&call->call, batch->records, batch->bytes, batch->cached_tokens);
+                api_call_on_rows(&call->call, 0, batch->records, batch->bytes,
+                                 batch->cached_tokens);
                 control_batch_free(c, batch);
             }
             release_if_over(call);

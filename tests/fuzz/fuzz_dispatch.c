@@ -149,12 +149,14 @@ static void say_of_attempt(history *h, int i, proto_kind kind) {
         const uint8_t count = take(h), finish = take(h) % 4;
         for (size_t k = 0; k < count; k++)
             payload[k] = take(h);
-        if (count % 24 == 0) {
-            for (size_t k = 0; k < count / 24; k++)
-                row_record_encode(&(token_row){.token = payload[ROW_RECORD_HEADER_BYTES * k] % VOCAB}, payload + 24 * k);
+        if (count % ROW_RECORD_HEADER_BYTES == 0) {
+            for (size_t k = 0; k < count / ROW_RECORD_HEADER_BYTES; k++)
+                row_record_encode(
+                    &(token_row){.token = payload[ROW_RECORD_HEADER_BYTES * k] % VOCAB},
+                    payload + ROW_RECORD_HEADER_BYTES * k);
         }
         m.chunk.attempt = attempt;
-        m.chunk.offset = take(h) * 24u;
+        m.chunk.offset = take(h) * (uint64_t)ROW_RECORD_HEADER_BYTES;
         m.chunk.finish = (proto_finish)finish;
         m.chunk.status = finish == PROTO_FINISH_ERROR ? status : BT_OK;
         m.chunk.rows_total = take(h);

@@ -51,7 +51,8 @@ static void on_cancel(void *context) {
     ((api_fixture *)context)->cancel_count++;
 }
 
-static void on_grant(void *context, uint64_t bytes) {
+static void on_grant(void *context, uint32_t sample, uint64_t bytes) {
+    (void)sample;
     ((api_fixture *)context)->granted_bytes += bytes;
 }
 
@@ -167,7 +168,7 @@ static void feed(api_fixture *f, const token_row *row) {
     size_t bytes = row_record_bytes(token_row_widths(row));
     assert_true(bytes <= sizeof(record));
     row_record_encode(row, (uint8_t *)record);
-    api_call_on_rows(&f->call, (const uint8_t *)record, bytes, f->cached_tokens);
+    api_call_on_rows(&f->call, 0, (const uint8_t *)record, bytes, f->cached_tokens);
 }
 
 void api_fixture_row(api_fixture *f, int32_t token, float logprob) {

@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/assert.h"
+
 static bt_status map_descriptor(const char *path, int descriptor, bt_file_map *map_out,
                                 bt_error *error) {
     struct stat info;
@@ -44,6 +46,16 @@ bt_status bt_file_map_open(const char *path, bt_file_map *map_out, bt_error *err
     bt_status status = map_descriptor(path, descriptor, map_out, error);
     close(descriptor);
     return status;
+}
+
+void bt_file_map_release(const bt_file_map *map, const uint8_t *data, size_t bytes) {
+    if (map->data == NULL || bytes == 0) return;
+    BT_ASSERT(data >= map->data && (size_t)(data - map->data) <= map->bytes);
+    BT_ASSERT(bytes <= map->bytes - (size_t)(data - map->data));
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t from = (uintptr_t)data / page * page;
+    const uintptr_t end = (uintptr_t)data + bytes;
+    (void)madvise((void *)from, end - from, MADV_DONTNEED); /* only advice */
 }
 
 void bt_file_map_close(bt_file_map *map) {

@@ -19,6 +19,10 @@ typedef struct bt_file_map {
  * is BT_ERR_CALLER_FILE with a sentence that names the path. On success the caller closes *map_out.
  */
 BT_MUST_CHECK bt_status bt_file_map_open(const char *path, bt_file_map *map_out, bt_error *error);
+/* Says that `bytes` from `data`, which lie in the map, are not read again soon: their pages leave
+ * this process's memory and come back when they are touched. Nothing for a zeroed map. Any thread.
+ */
+void bt_file_map_release(const bt_file_map *map, const uint8_t *data, size_t bytes);
 /* Unmaps; a zeroed map is fine. */
 void bt_file_map_close(bt_file_map *map);
 

@@ -422,6 +422,10 @@ bt_status bt_gguf_open(const char *path, bt_gguf **out, bt_error *error) {
     return BT_OK;
 }
 
+void bt_gguf_release(const bt_gguf *file, const uint8_t *data, size_t bytes) {
+    bt_file_map_release(&file->map, data, bytes);
+}
+
 void bt_gguf_close(bt_gguf *file) {
     if (file == NULL) return;
     bt_file_map_close(&file->map);

@@ -85,6 +85,8 @@ BT_MUST_CHECK bt_status bt_gguf_open(const char *path, bt_gguf **out, bt_error *
 BT_MUST_CHECK bt_status bt_gguf_open_memory(const uint8_t *data, size_t bytes, const char *name,
                                             bt_gguf **out, bt_error *error);
 void bt_gguf_close(bt_gguf *file);
+/* bt_file_map_release of a part of a tensor's data; nothing when the bytes are the caller's. */
+void bt_gguf_release(const bt_gguf *file, const uint8_t *data, size_t bytes);
 /* The path or name it was opened with, for error sentences. */
 const char *bt_gguf_path(const bt_gguf *file);
 

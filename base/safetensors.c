@@ -276,6 +276,10 @@ bt_status bt_safetensors_open(const char *path, bt_safetensors **out, bt_error *
     return BT_OK;
 }
 
+void bt_safetensors_release(const bt_safetensors *file, const uint8_t *data, size_t bytes) {
+    bt_file_map_release(&file->map, data, bytes);
+}
+
 void bt_safetensors_close(bt_safetensors *file) {
     if (file == NULL) return;
     for (size_t i = 0; i < file->count; i++)

@@ -64,6 +64,8 @@ BT_MUST_CHECK bt_status bt_safetensors_open_memory(const uint8_t *data, size_t b
                                                    const char *name, bt_safetensors **out,
                                                    bt_error *error);
 void bt_safetensors_close(bt_safetensors *file);
+/* bt_file_map_release of a part of a tensor's data; nothing when the bytes are the caller's. */
+void bt_safetensors_release(const bt_safetensors *file, const uint8_t *data, size_t bytes);
 
 /* Tensors, sorted by name. */
 size_t bt_safetensors_count(const bt_safetensors *file);

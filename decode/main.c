@@ -37,13 +37,15 @@ static bt_status load(void *worker, worker_facts *facts_out, bt_error *error) {
     const worker_model_source source = {.component = "decode",
                                         .path = w->settings.model,
                                         .page_tokens = w->settings.page_tokens,
-                                        .dtype = (kv_dtype)w->settings.kv_dtype};
+                                        .dtype = (kv_dtype)w->settings.kv_dtype,
+                                        .weights = (model_weights)w->settings.weights,
+                                        .threads = w->settings.threads};
     const bt_status status = worker_model_load(&w->model, &source, error);
     if (status != BT_OK) return status;
     const model_card *card = model_get_card(w->model.model);
     *facts_out = (worker_facts){
         .name = card->name,
-        .numerics = model_numerics(),
+        .numerics = model_get_numerics(w->model.model),
         .fingerprint = card->fingerprint,
         .fingerprint_bytes = sizeof card->fingerprint,
         .eos_ids = card->eos_ids,

@@ -87,12 +87,26 @@ typedef struct model_card {
 typedef struct model model;
 typedef struct model_runner model_runner;
 
-/* Loads a GGUF file or an HF folder (config.json, model.safetensors). Weights are dequantised to
- * bf16 and packed once. What is not known (architecture, tensor type, rope type, activation) is
- * refused by name in *error. `progress`, which may be NULL, is called with 0..1. Blocking; returns
- * owned. */
-BT_MUST_CHECK bt_status model_load(const char *path, void (*progress)(void *, double),
-                                   void *progress_context, model **out, bt_error *error);
+/* In which form weights are kept. A matrix whose parts are stored in different formats (q, k and v
+ * are one matrix, gate and up another) is kept as bf16, and so is one whose rows are not whole
+ * blocks. */
+typedef enum model_weights {
+    MODEL_WEIGHTS_AUTO,   /* Q8_0 as stored, everything else as bf16 */
+    MODEL_WEIGHTS_BF16,   /* all as bf16 */
+    MODEL_WEIGHTS_INT8,   /* all matrices as int8 with a scale per output, made from bf16 */
+    MODEL_WEIGHTS_NATIVE, /* Q8_0, Q4_0 and Q4_1 as stored, everything else as bf16 */
+} model_weights;
+
+typedef struct model_load_options {
+    model_weights weights;
+    uint32_t threads; /* that read and pack; 0 = 1 */
+} model_load_options;
+
+/* Loads a GGUF file or an HF folder (config.json, model.safetensors), packed once. What is not
+ * known (architecture, tensor type, rope type, activation) is refused by name in *error. NULL
+ * options: bf16, one thread. Blocking; returns owned. */
+BT_MUST_CHECK bt_status model_load(const char *path, const model_load_options *options, model **out,
+                                   bt_error *error);
 void model_destroy(model *m);
 const model_card *model_get_card(const model *m);
 /* The KV page layout of this model at a page size and dtype. */
@@ -100,6 +114,9 @@ kv_page_layout model_kv_layout(const model *m, uint32_t page_tokens, kv_dtype dt
 
 /* "host/exact/1" and the like: backend, numerics mode, arithmetic version (rule 1: must-equal). */
 const char *model_numerics(void);
+/* The same, and behind it the formats other than bf16 that the weights of this model are in:
+ * "host/exact/1/q8_0". */
+const char *model_get_numerics(const model *m);
 /* The instruction set in use: "avx512", "avx2", "neon" or "portable". */
 const char *model_isa_name(void);
 

@@ -39,15 +39,12 @@ void dev_host_run(dev_host *dev, uint32_t items,
 /* The names of the instruction sets compiled in and usable here, best first; NULL past the end. */
 const char *dev_host_isa_at(uint32_t index);
 
-/* ---- embedding: out [rows, width] = the weights of column token_ids[row] of a packed matrix, or
- * of a row of a plain bf16 matrix [vocabulary, width]. */
+/* ---- embedding: out [rows, weights.depth] = the weights of column token_ids[row]. */
 typedef struct op_embed_params {
     float *out;
     const int32_t *token_ids; /* [rows], in range */
     uint32_t rows;
-    uint32_t width;
-    const uint16_t *plain; /* NULL: gather from `packed` */
-    pack_matrix packed;    /* depth = width */
+    pack_matrix weights;
 } op_embed_params;
 void op_embed(dev_host *dev, const op_embed_params *p);
 void op_embed_ref(const op_embed_params *p);
@@ -66,7 +63,8 @@ typedef struct op_rms_norm_params {
 void op_rms_norm(dev_host *dev, const op_rms_norm_params *p);
 void op_rms_norm_ref(const op_rms_norm_params *p);
 
-/* ---- matrix product: acc[r, c] = one FMA chain over k = 0, 1, ... from +0;
+/* ---- matrix product: acc[r, c] = one FMA chain over k = 0, 1, ... from +0, of the weights as
+ * kernels/pack.h defines them (for INT8, then times the column's scale);
  * out = acc (+ bias[c]) (+ what was in out before). */
 typedef struct op_matmul_params {
     float *out;     /* [rows, weights.columns] at out_stride */

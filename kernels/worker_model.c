@@ -10,7 +10,10 @@
 bt_status worker_model_load(worker_model *w, const worker_model_source *source, bt_error *error) {
     w->component = source->component;
     bt_log_info(w->component, "loading %s", source->path);
-    const bt_status status = model_load(source->path, NULL, NULL, &w->model, error);
+    const model_load_options options = {.weights = source->weights,
+                                        .threads = source->threads != 0 ? source->threads
+                                                                        : bt_system_cpu_count()};
+    const bt_status status = model_load(source->path, &options, &w->model, error);
     if (status != BT_OK) return status;
     w->kv = model_kv_layout(w->model, source->page_tokens, source->dtype);
     return BT_OK;

@@ -23,6 +23,8 @@ typedef struct worker_model_source {
     const char *path;
     uint32_t page_tokens; /* 16, 32 or 64 */
     kv_dtype dtype;
+    model_weights weights;
+    uint32_t threads; /* that pack; 0 = one per CPU */
 } worker_model_source;
 
 typedef struct worker_model_limits {

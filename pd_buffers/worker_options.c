@@ -14,6 +14,7 @@ static const uint64_t kv_bytes_auto_max = UINT64_C(1) << 30;
 enum { KV_MEMORY_SHARE = 8 };
 
 static const char *const kv_dtypes[] = {"bf16", "f32", NULL}; /* kv_dtype's numbers */
+static const char *const weights[] = {"auto", "bf16", "int8", "native", NULL}; /* model_weights's */
 static const char *const log_levels[] = {"error", "warn", "info", "debug", "trace", NULL};
 
 static const bt_option rows_before[] = {
@@ -40,6 +41,14 @@ static const bt_option rows_before[] = {
      .max = 1024,
      .help = "Compute threads; 0 is one per CPU.",
      .offset = offsetof(worker_settings, threads)},
+    {.name = "weights",
+     .type = BT_OPTION_ENUM,
+     .default_text = "auto",
+     .choices = weights,
+     .help = "Form of the weights in memory, the same in the whole cluster: auto keeps Q8_0 as it "
+             "is and makes the rest bf16; bf16; int8 (a scale per output); native also keeps Q4_0 "
+             "and Q4_1.",
+     .offset = offsetof(worker_settings, weights)},
     {.name = "kv-pages",
      .type = BT_OPTION_U32,
      .default_text = "0",

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "kernels/kv_page.h"
+#include "kernels/pack.h"
 
 /* Softmax state of some query rows: values [rows][width], maximum [rows], sum [rows]. */
 typedef struct host_attention_state {
@@ -36,12 +37,25 @@ typedef struct host_attention_block {
     float *scores;  /* scratch [rows][64] */
 } host_attention_block;
 
+/* A panel of quantised weights. */
+typedef struct host_panel {
+    const uint8_t *data;
+    uint32_t depth;
+    pack_format format; /* not PACK_BF16 */
+} host_panel;
+
+/* Floats of scratch that quantised_matmul needs, on every instruction set. */
+enum { HOST_QUANTISED_FLOATS = 128 * PACK_PANEL_COLUMNS };
+
 typedef struct host_isa {
     const char *name;
     bool (*is_supported)(void);
     /* out [rows][64] = x [rows][depth] times one panel. */
     void (*panel_matmul)(float *out, const float *x, size_t x_stride, const uint16_t *panel,
                          uint32_t depth, uint32_t rows);
+    /* The same with quantised weights; scratch [HOST_QUANTISED_FLOATS]. */
+    void (*quantised_matmul)(float *out, const float *x, size_t x_stride, const host_panel *panel,
+                             uint32_t rows, float *scratch);
     /* out [rows][columns] = acc [rows][64] (+ bias) (+ out). */
     void (*matmul_finish)(float *out, size_t out_stride, const float *acc, const float *bias,
                           uint32_t rows, uint32_t columns, bool adds);

@@ -5,15 +5,18 @@
 #include "kernels/host/attention_impl.h"
 #include "kernels/host/elementwise_impl.h"
 #include "kernels/host/matmul_impl.h"
+#include "kernels/host/quantised_impl.h"
 
 static bool is_supported(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
 }
 
 const host_isa host_isa_avx2 = {
     .name = "avx2",
     .is_supported = is_supported,
     .panel_matmul = panel_matmul,
+    .quantised_matmul = quantised_matmul,
     .matmul_finish = matmul_finish,
     .silu_mul = silu_mul,
     .rms_norm = rms_norm,

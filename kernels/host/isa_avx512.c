@@ -5,6 +5,7 @@
 #include "kernels/host/attention_impl.h"
 #include "kernels/host/elementwise_impl.h"
 #include "kernels/host/matmul_impl.h"
+#include "kernels/host/quantised_impl.h"
 
 static bool is_supported(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -16,6 +17,7 @@ const host_isa host_isa_avx512 = {
     .name = "avx512",
     .is_supported = is_supported,
     .panel_matmul = panel_matmul,
+    .quantised_matmul = quantised_matmul,
     .matmul_finish = matmul_finish,
     .silu_mul = silu_mul,
     .rms_norm = rms_norm,

@@ -6,6 +6,7 @@
 #include "kernels/host/attention_impl.h"
 #include "kernels/host/elementwise_impl.h"
 #include "kernels/host/matmul_impl.h"
+#include "kernels/host/quantised_impl.h"
 
 static bool is_supported(void) {
     return true;
@@ -15,6 +16,7 @@ const host_isa host_isa_portable = {
     .name = "portable",
     .is_supported = is_supported,
     .panel_matmul = panel_matmul,
+    .quantised_matmul = quantised_matmul,
     .matmul_finish = matmul_finish,
     .silu_mul = silu_mul,
     .rms_norm = rms_norm,

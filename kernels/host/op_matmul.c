@@ -19,6 +19,23 @@ static uint32_t block_start(uint32_t rows, uint32_t blocks, uint32_t block) {
     return (uint32_t)((uint64_t)rows * block / blocks);
 }
 
+/* acc [rows][64] = x times one panel. The scratch of widened weights lies behind two such blocks.
+ */
+static void panel_product(const dev_host *dev, uint32_t thread, float *acc, const float *x,
+                          size_t x_stride, const pack_matrix *weights, uint32_t panel,
+                          uint32_t rows) {
+    const uint8_t *data = pack_panel_at(weights, panel);
+    if (weights->format == PACK_BF16) {
+        dev->isa->panel_matmul(acc, x, x_stride, (const uint16_t *)(const void *)data,
+                               weights->depth, rows);
+        return;
+    }
+    const host_panel quantised = {.data = data, .depth = weights->depth, .format = weights->format};
+    float *scratch =
+        dev_host_scratch(dev, thread) + 2 * (size_t)HOST_BLOCK_ROWS * PACK_PANEL_COLUMNS;
+    dev->isa->quantised_matmul(acc, x, x_stride, &quantised, rows, scratch);
+}
+
 static void matmul_item(void *context, uint32_t item, uint32_t thread) {
     const matmul_run *run = context;
     const op_matmul_params *p = run->params;
@@ -30,9 +47,8 @@ static void matmul_item(void *context, uint32_t item, uint32_t thread) {
     const uint32_t column = panel * PACK_PANEL_COLUMNS;
     const uint32_t rest = p->weights.columns - column;
     float *acc = dev_host_scratch(run->dev, thread);
-    isa->panel_matmul(acc, p->x + row * p->x_stride, p->x_stride,
-                      p->weights.panels + panel * pack_panel_elements(p->weights.depth),
-                      p->weights.depth, rows);
+    panel_product(run->dev, thread, acc, p->x + row * p->x_stride, p->x_stride, &p->weights, panel,
+                  rows);
     isa->matmul_finish(p->out + row * p->out_stride + column, p->out_stride, acc,
                        p->bias == NULL ? NULL : p->bias + column, rows,
                        rest < PACK_PANEL_COLUMNS ? rest : PACK_PANEL_COLUMNS, p->adds);
@@ -54,13 +70,11 @@ static void gate_up_item(void *context, uint32_t item, uint32_t thread) {
     const uint32_t column = pair * PACK_PANEL_COLUMNS;
     const uint32_t rest = p->width - column;
     const uint32_t depth = p->weights.depth;
-    const size_t panel_elements = pack_panel_elements(depth);
-    const uint16_t *panels = p->weights.panels + 2 * pair * panel_elements;
     float *gate = dev_host_scratch(run->dev, thread);
     float *up = gate + (size_t)HOST_BLOCK_ROWS * PACK_PANEL_COLUMNS;
     const float *x = p->x + (size_t)row * depth;
-    isa->panel_matmul(gate, x, depth, panels, depth, rows);
-    isa->panel_matmul(up, x, depth, panels + panel_elements, depth, rows);
+    panel_product(run->dev, thread, gate, x, depth, &p->weights, 2 * pair, rows);
+    panel_product(run->dev, thread, up, x, depth, &p->weights, 2 * pair + 1, rows);
     isa->silu_mul(p->out + (size_t)row * p->width + column, p->width, gate, up, rows,
                   rest < PACK_PANEL_COLUMNS ? rest : PACK_PANEL_COLUMNS);
 }

@@ -2,7 +2,6 @@
  * the projection of q, k, v and attention. An item is a few rows. */
 #include <string.h>
 
-#include "kernels/bf16.h"
 #include "kernels/host/dev_host_internal.h"
 #include "kernels/math.h"
 
@@ -31,19 +30,7 @@ static void run_rows(row_run run) {
 static void embed_row(const dev_host *dev, const void *params, uint32_t row) {
     (void)dev;
     const op_embed_params *p = params;
-    const uint32_t id = (uint32_t)p->token_ids[row];
-    float *out = p->out + (size_t)row * p->width;
-    const uint16_t *from = p->plain;
-    size_t step = 1;
-    if (from == NULL) {
-        from = p->packed.panels + id / PACK_PANEL_COLUMNS * pack_panel_elements(p->width) +
-               pack_slot(id % PACK_PANEL_COLUMNS);
-        step = PACK_PANEL_COLUMNS;
-    } else {
-        from += (size_t)id * p->width;
-    }
-    for (size_t k = 0; k < p->width; k++)
-        out[k] = bf16_to_f32(from[k * step]);
+    pack_gather(&p->weights, (uint32_t)p->token_ids[row], p->out + (size_t)row * p->weights.depth);
 }
 
 void op_embed(dev_host *dev, const op_embed_params *p) {

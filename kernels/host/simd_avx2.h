@@ -10,13 +10,14 @@
 
 /* Register tiles: 6 x 16 takes 12 accumulators of 16 registers; one row alone needs more columns
  * in flight to hide the latency of its chains. */
-#define SIMD_TILE_ROWS      6
-#define SIMD_VECTORS_1      4
-#define SIMD_VECTORS_2      2
-#define SIMD_VECTORS_6      1
-#define SIMD_BLOCK_DEPTH    128
-#define SIMD_ASKS_AHEAD     1
-#define SIMD_PACKED_VECTORS 1
+#define SIMD_TILE_ROWS       6
+#define SIMD_VECTORS_1       4
+#define SIMD_VECTORS_2       2
+#define SIMD_VECTORS_6       1
+#define SIMD_BLOCK_DEPTH     128
+#define SIMD_ASKS_AHEAD      1
+#define SIMD_PACKED_VECTORS  1
+#define SIMD_QUANTISED_DEPTH 64
 
 typedef struct v16 {
     __m256 low, high;
@@ -62,6 +63,29 @@ static BT_ALWAYS_INLINE v16 v16_load_bf16(const uint16_t *p) {
     const __m256i high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(raw, 1));
     return (v16){_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
                  _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+}
+
+static BT_ALWAYS_INLINE v16 v16_load_f16(const uint8_t *p) {
+    const __m128i *half = (const __m128i *)(const void *)p;
+    return (v16){_mm256_cvtph_ps(_mm_loadu_si128(half)),
+                 _mm256_cvtph_ps(_mm_loadu_si128(half + 1))};
+}
+static BT_ALWAYS_INLINE v16 v16_load_int8(const uint8_t *p) {
+    const __m128i raw = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw)),
+                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(raw, 8)))};
+}
+typedef struct v16_bits {
+    __m256i low, high;
+} v16_bits;
+static BT_ALWAYS_INLINE v16_bits v16_load_bits(const uint8_t *p) {
+    const __m256i *half = (const __m256i *)(const void *)p;
+    return (v16_bits){_mm256_loadu_si256(half), _mm256_loadu_si256(half + 1)};
+}
+static BT_ALWAYS_INLINE v16 v16_nibble(v16_bits bits, int shift) {
+    const __m256i mask = _mm256_set1_epi32(15);
+    return (v16){_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(bits.low, shift), mask)),
+                 _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(bits.high, shift), mask))};
 }
 
 /* One group of 16: even halves are columns 0-7, odd ones 8-15. */

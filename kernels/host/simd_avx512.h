@@ -9,13 +9,14 @@
 #include "base/compiler.h"
 
 /* Register tiles: 6 x 64 takes 24 accumulators of 32 registers. */
-#define SIMD_TILE_ROWS      6
-#define SIMD_VECTORS_1      4
-#define SIMD_VECTORS_2      4
-#define SIMD_VECTORS_6      4
-#define SIMD_BLOCK_DEPTH    256
-#define SIMD_ASKS_AHEAD     0
-#define SIMD_PACKED_VECTORS 2
+#define SIMD_TILE_ROWS       6
+#define SIMD_VECTORS_1       4
+#define SIMD_VECTORS_2       4
+#define SIMD_VECTORS_6       4
+#define SIMD_BLOCK_DEPTH     256
+#define SIMD_ASKS_AHEAD      0
+#define SIMD_PACKED_VECTORS  2
+#define SIMD_QUANTISED_DEPTH 128
 
 typedef __m512 v16;
 
@@ -55,6 +56,23 @@ static BT_ALWAYS_INLINE float v16_top(v16 a) {
 static BT_ALWAYS_INLINE v16 v16_load_bf16(const uint16_t *p) {
     const __m256i raw = _mm256_loadu_si256((const __m256i *)(const void *)p);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+}
+
+static BT_ALWAYS_INLINE v16 v16_load_f16(const uint8_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+static BT_ALWAYS_INLINE v16 v16_load_int8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+typedef __m512i v16_bits;
+static BT_ALWAYS_INLINE v16_bits v16_load_bits(const uint8_t *p) {
+    return _mm512_loadu_si512(p);
+}
+/* Four bits of each lane choose among sixteen floats; the bits above do not count. */
+static BT_ALWAYS_INLINE v16 v16_nibble(v16_bits bits, int shift) {
+    const v16 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(bits, (unsigned int)shift), numbers);
 }
 
 /* Two groups of 16: the even halves give columns 0-7 and 16-23, the odd ones 8-15 and 24-31. */

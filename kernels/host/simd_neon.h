@@ -9,13 +9,14 @@
 #include "base/compiler.h"
 
 /* Register tiles: 6 x 16 takes 24 accumulators of 32 registers. */
-#define SIMD_TILE_ROWS      6
-#define SIMD_VECTORS_1      4
-#define SIMD_VECTORS_2      2
-#define SIMD_VECTORS_6      1
-#define SIMD_BLOCK_DEPTH    128
-#define SIMD_ASKS_AHEAD     1
-#define SIMD_PACKED_VECTORS 1
+#define SIMD_TILE_ROWS       6
+#define SIMD_VECTORS_1       4
+#define SIMD_VECTORS_2       2
+#define SIMD_VECTORS_6       1
+#define SIMD_BLOCK_DEPTH     128
+#define SIMD_ASKS_AHEAD      1
+#define SIMD_PACKED_VECTORS  1
+#define SIMD_QUANTISED_DEPTH 64
 
 typedef struct v16 {
     float32x4_t q[4];
@@ -61,6 +62,31 @@ static BT_ALWAYS_INLINE float v16_top(v16 a) {
 }
 static BT_ALWAYS_INLINE v16 v16_load_bf16(const uint16_t *p) {
     V16_EACH(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
+}
+
+static BT_ALWAYS_INLINE v16 v16_load_f16(const uint8_t *p) {
+    V16_EACH(vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * i))));
+}
+static BT_ALWAYS_INLINE v16 v16_load_int8(const uint8_t *p) {
+    const int8x16_t raw = vreinterpretq_s8_u8(vld1q_u8(p));
+    const int16x8_t low = vmovl_s8(vget_low_s8(raw)), high = vmovl_s8(vget_high_s8(raw));
+    return (v16){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                  vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+                  vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                  vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
+typedef struct v16_bits {
+    uint32x4_t q[4];
+} v16_bits;
+static BT_ALWAYS_INLINE v16_bits v16_load_bits(const uint8_t *p) {
+    v16_bits out;
+    BT_UNROLL for (int i = 0; i < 4; i++) out.q[i] = vreinterpretq_u32_u8(vld1q_u8(p + 16 * i));
+    return out;
+}
+static BT_ALWAYS_INLINE v16 v16_nibble(v16_bits bits, int shift) {
+    const uint32x4_t mask = vdupq_n_u32(15);
+    const int32x4_t right = vdupq_n_s32(-shift);
+    V16_EACH(vcvtq_f32_u32(vandq_u32(vshlq_u32(bits.q[i], right), mask)));
 }
 
 /* One group of 16: even halves are columns 0-7, odd ones 8-15. */

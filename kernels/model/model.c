@@ -8,7 +8,7 @@
 
 void model_destroy(model *m) {
     if (m == NULL) return;
-    host_memory_unmap(m->arena, m->arena_bytes);
+    host_memory_unmap(m->block, m->block_bytes);
     bt_free(m->layers);
     bt_free(m);
 }
@@ -28,6 +28,10 @@ kv_page_layout model_kv_layout(const model *m, uint32_t page_tokens, kv_dtype dt
 
 const char *model_numerics(void) {
     return "host/exact/1";
+}
+
+const char *model_get_numerics(const model *m) {
+    return m->numerics;
 }
 
 const char *model_isa_name(void) {

@@ -1,27 +1,16 @@
-/* From tensors in a file's form to packed panels in one arena. The arena is laid out twice: once
- * without memory to learn its size, once for the pointers. Nothing is held twice; the only scratch
- * is one panel of rows. */
+/* The plan of a model: shapes, formats, and where each tensor lies in the arena. The arena is laid
+ * out twice: once without memory to learn its size, once for the pointers. */
 #include "kernels/model/model_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/mem.h"
-#include "kernels/bf16.h"
 #include "kernels/host/memory.h"
 #include "kernels/model/model_rope.h"
 
 enum { DIMENSION_MAX = 1 << 24, LAYERS_MAX = 4096 };
-
-typedef struct builder {
-    const model_source *source;
-    model *m;
-    uint16_t *rows; /* [64][longest row] */
-    void (*progress)(void *, double);
-    void *progress_context;
-    double elements_total;
-    double elements_done;
-    bt_error *error;
-} builder;
 
 model_shape model_tensor_shape(const model_geometry *g, model_tensor tensor) {
     const uint32_t q_rows = g->heads * g->head_dim;
@@ -77,7 +66,7 @@ static bt_status check_geometry(const model_geometry *g, bt_error *error) {
 }
 
 static void *take(model *m, size_t bytes) {
-    void *at = m->arena == NULL ? NULL : (uint8_t *)m->arena + m->arena_bytes;
+    void *at = m->arena == NULL ? NULL : m->arena + m->arena_bytes;
     m->arena_bytes += (bytes + PACK_ALIGN_BYTES - 1) / PACK_ALIGN_BYTES * PACK_ALIGN_BYTES;
     return at;
 }
@@ -86,10 +75,11 @@ static const float *take_vector(model *m, bool exists, uint32_t count) {
     return exists ? take(m, count * sizeof(float)) : NULL;
 }
 
-static pack_matrix take_matrix(model *m, uint32_t columns, uint32_t depth) {
-    return (pack_matrix){.panels = take(m, pack_elements(columns, depth) * sizeof(uint16_t)),
-                         .columns = columns,
-                         .depth = depth};
+/* The format is already there. */
+static void take_matrix(model *m, pack_matrix *matrix, uint32_t columns, uint32_t depth) {
+    matrix->columns = columns;
+    matrix->depth = depth;
+    matrix->panels = take(m, pack_bytes(matrix->format, columns, depth));
 }
 
 /* Gives every tensor its place, from arena_bytes = 0; pointers mean nothing while arena is NULL. */
@@ -106,186 +96,121 @@ static void lay_out(model *m) {
         layer->o_bias = take_vector(m, g->has_o_bias, g->hidden_size);
         layer->q_norm = take_vector(m, g->has_qk_norm, g->head_dim);
         layer->k_norm = take_vector(m, g->has_qk_norm, g->head_dim);
-        layer->qkv = take_matrix(m, qkv_rows, g->hidden_size);
-        layer->attention_out = take_matrix(m, g->hidden_size, g->heads * g->head_dim);
-        layer->gate_up = take_matrix(m, gate_up_columns, g->hidden_size);
-        layer->down = take_matrix(m, g->hidden_size, g->intermediate_size);
+        take_matrix(m, &layer->qkv, qkv_rows, g->hidden_size);
+        take_matrix(m, &layer->attention_out, g->hidden_size, g->heads * g->head_dim);
+        take_matrix(m, &layer->gate_up, gate_up_columns, g->hidden_size);
+        take_matrix(m, &layer->down, g->hidden_size, g->intermediate_size);
     }
     m->output_norm = take_vector(m, true, g->hidden_size);
-    m->output = take_matrix(m, g->vocab_size, g->hidden_size);
-    m->embedding = NULL;
-    if (!g->has_tied_embeddings)
-        m->embedding = take(m, (size_t)g->vocab_size * g->hidden_size * sizeof(uint16_t));
-}
-
-static void report(builder *b, double elements) {
-    b->elements_done += elements;
-    if (b->progress != NULL) b->progress(b->progress_context, b->elements_done / b->elements_total);
-}
-
-/* The arena is ours and writable; the model shows it as constant. */
-static void *writable(const builder *b, const void *at) {
-    return (uint8_t *)b->m->arena + ((const uint8_t *)at - (const uint8_t *)b->m->arena);
-}
-
-static bt_status read_vector(builder *b, model_tensor tensor, uint32_t layer, const float *at) {
-    const uint32_t count = model_tensor_shape(&b->m->card.geometry, tensor).columns;
-    float *out = writable(b, at);
-    const bt_status status =
-        b->source->read(b->source->context, tensor, layer, 0, 1, b->rows, b->error);
-    if (status != BT_OK) return status;
-    for (uint32_t i = 0; i < count; i++)
-        out[i] = bf16_to_f32(b->rows[i]);
-    report(b, count);
-    return BT_OK;
-}
-
-/* Where row r of a tensor stands among the columns of its packed matrix: `first` + r, or in
- * alternating panels from panel `first`. */
-typedef struct placement {
-    uint32_t first;
-    bool alternates;
-} placement;
-
-static uint32_t place_row(placement where, uint32_t row) {
-    if (!where.alternates) return where.first + row;
-    return (2 * (row / PACK_PANEL_COLUMNS) + where.first) * PACK_PANEL_COLUMNS +
-           row % PACK_PANEL_COLUMNS;
-}
-
-static bt_status read_matrix(builder *b, model_tensor tensor, uint32_t layer,
-                             const pack_matrix *matrix, placement where) {
-    const model_shape shape = model_tensor_shape(&b->m->card.geometry, tensor);
-    uint16_t *panels = writable(b, matrix->panels);
-    for (uint32_t row = 0; row < shape.rows; row += PACK_PANEL_COLUMNS) {
-        const uint32_t rest = shape.rows - row;
-        const uint32_t rows = rest < PACK_PANEL_COLUMNS ? rest : PACK_PANEL_COLUMNS;
-        const bt_status status =
-            b->source->read(b->source->context, tensor, layer, row, rows, b->rows, b->error);
-        if (status != BT_OK) return status;
-        const uint32_t column = place_row(where, row);
-        if (rows == PACK_PANEL_COLUMNS && column % PACK_PANEL_COLUMNS == 0) {
-            pack_panel(panels, column, shape.columns, b->rows);
-        } else {
-            for (uint32_t i = 0; i < rows; i++)
-                pack_column(panels, column + i, shape.columns, b->rows + (size_t)i * shape.columns);
-        }
-    }
-    report(b, (double)shape.rows * shape.columns);
-    return BT_OK;
-}
-
-static bt_status read_plain(builder *b, model_tensor tensor, const uint16_t *at) {
-    const model_shape shape = model_tensor_shape(&b->m->card.geometry, tensor);
-    const bt_status status =
-        b->source->read(b->source->context, tensor, 0, 0, shape.rows, writable(b, at), b->error);
-    if (status == BT_OK) report(b, (double)shape.rows * shape.columns);
-    return status;
-}
-
-static bt_status read_outer(builder *b) {
-    const model *m = b->m;
-    bt_status status;
-    if (m->embedding == NULL) {
-        status = read_matrix(b, MODEL_TENSOR_TOKEN_EMBEDDING, 0, &m->output, (placement){0});
-    } else {
-        status = read_plain(b, MODEL_TENSOR_TOKEN_EMBEDDING, m->embedding);
-        if (status == BT_OK)
-            status = read_matrix(b, MODEL_TENSOR_OUTPUT, 0, &m->output, (placement){0});
-    }
-    if (status != BT_OK) return status;
-    return read_vector(b, MODEL_TENSOR_OUTPUT_NORM, 0, m->output_norm);
-}
-
-/* One tensor of a layer, into the place that lay_out gave it. */
-static bt_status read_layer_tensor(builder *b, model_tensor tensor, uint32_t index) {
-    const model_geometry *g = &b->m->card.geometry;
-    const model_layer *layer = &b->m->layers[index];
-    const uint32_t k = g->heads * g->head_dim;
-    const uint32_t v = k + g->kv_heads * g->head_dim;
-    switch (tensor) {
-    case MODEL_TENSOR_ATTENTION_NORM: return read_vector(b, tensor, index, layer->attention_norm);
-    case MODEL_TENSOR_Q: return read_matrix(b, tensor, index, &layer->qkv, (placement){0});
-    case MODEL_TENSOR_K: return read_matrix(b, tensor, index, &layer->qkv, (placement){.first = k});
-    case MODEL_TENSOR_V: return read_matrix(b, tensor, index, &layer->qkv, (placement){.first = v});
-    case MODEL_TENSOR_O:
-        return read_matrix(b, tensor, index, &layer->attention_out, (placement){0});
-    case MODEL_TENSOR_Q_BIAS: return read_vector(b, tensor, index, layer->qkv_bias);
-    case MODEL_TENSOR_K_BIAS: return read_vector(b, tensor, index, layer->qkv_bias + k);
-    case MODEL_TENSOR_V_BIAS: return read_vector(b, tensor, index, layer->qkv_bias + v);
-    case MODEL_TENSOR_O_BIAS: return read_vector(b, tensor, index, layer->o_bias);
-    case MODEL_TENSOR_Q_NORM: return read_vector(b, tensor, index, layer->q_norm);
-    case MODEL_TENSOR_K_NORM: return read_vector(b, tensor, index, layer->k_norm);
-    case MODEL_TENSOR_FFN_NORM: return read_vector(b, tensor, index, layer->ffn_norm);
-    case MODEL_TENSOR_GATE:
-        return read_matrix(b, tensor, index, &layer->gate_up, (placement){0, true});
-    case MODEL_TENSOR_UP:
-        return read_matrix(b, tensor, index, &layer->gate_up, (placement){1, true});
-    case MODEL_TENSOR_DOWN: return read_matrix(b, tensor, index, &layer->down, (placement){0});
-    case MODEL_TENSOR_TOKEN_EMBEDDING:
-    case MODEL_TENSOR_OUTPUT:
-    case MODEL_TENSOR_OUTPUT_NORM:
-    case MODEL_TENSOR_COUNT: break;
-    }
-    return BT_ERR_WORKER_INTERNAL;
-}
-
-static bt_status read_all(builder *b) {
-    const model_geometry *g = &b->m->card.geometry;
-    bt_status status = read_outer(b);
-    for (uint32_t layer = 0; layer < g->layers; layer++)
-        for (int t = MODEL_TENSOR_ATTENTION_NORM; t < MODEL_TENSOR_COUNT; t++) {
-            const model_tensor tensor = (model_tensor)t;
-            if (status != BT_OK) return status;
-            if (model_tensor_shape(g, tensor).rows == 0) continue;
-            status = read_layer_tensor(b, tensor, layer);
-        }
-    return status;
-}
-
-/* Also finds the longest row. */
-static uint32_t measure(builder *b) {
-    const model_geometry *g = &b->m->card.geometry;
-    uint32_t longest = 0;
-    for (int t = 0; t < MODEL_TENSOR_COUNT; t++) {
-        const model_shape shape = model_tensor_shape(g, (model_tensor)t);
-        const uint32_t copies = t < MODEL_TENSOR_ATTENTION_NORM ? 1 : g->layers;
-        b->elements_total += (double)shape.rows * shape.columns * copies;
-        if (shape.columns > longest) longest = shape.columns;
-    }
-    return longest;
-}
-
-bt_status model_build(const model_source *source, void (*progress)(void *, double),
-                      void *progress_context, model **out, bt_error *error) {
-    bt_status status = check_geometry(&source->card->geometry, error);
-    if (status != BT_OK) return status;
-    builder b = {.source = source,
-                 .progress = progress,
-                 .progress_context = progress_context,
-                 .error = error};
-    b.m = bt_calloc(1, sizeof *b.m);
-    if (b.m == NULL) goto no_memory;
-    b.m->card = *source->card;
-    b.m->layers = bt_calloc(b.m->card.geometry.layers, sizeof *b.m->layers);
-    if (b.m->layers == NULL) goto no_memory;
-    const uint32_t longest = measure(&b);
-    b.rows = bt_malloc((size_t)PACK_PANEL_COLUMNS * longest * sizeof *b.rows);
-    if (b.rows == NULL) goto no_memory;
-    lay_out(b.m);
-    b.m->arena = host_memory_map(b.m->arena_bytes);
-    if (b.m->arena == NULL) goto no_memory;
-    lay_out(b.m);
-    status = read_all(&b);
-    bt_free(b.rows);
-    if (status == BT_OK)
-        *out = b.m;
+    take_matrix(m, &m->output, g->vocab_size, g->hidden_size);
+    if (g->has_tied_embeddings)
+        m->embedding = m->output;
     else
-        model_destroy(b.m);
-    return status;
+        take_matrix(m, &m->embedding, g->vocab_size, g->hidden_size);
+}
+
+static bool is_kept(model_weights weights, pack_format stored) {
+    switch (weights) {
+    case MODEL_WEIGHTS_AUTO: return stored == PACK_Q8_0;
+    case MODEL_WEIGHTS_NATIVE: return true;
+    case MODEL_WEIGHTS_BF16:
+    case MODEL_WEIGHTS_INT8: break;
+    }
+    return false;
+}
+
+/* The format of a matrix that consists of these tensors, which have rows of equal length. */
+static pack_format choose_format(const model_source *source, model_weights weights, uint32_t layer,
+                                 const model_tensor *parts, size_t count) {
+    const uint32_t depth = model_tensor_shape(&source->card->geometry, parts[0]).columns;
+    if (weights == MODEL_WEIGHTS_INT8) return PACK_INT8;
+    if (source->stored_format == NULL) return PACK_BF16;
+    const pack_format first = source->stored_format(source->context, parts[0], layer);
+    for (size_t i = 1; i < count; i++)
+        if (source->stored_format(source->context, parts[i], layer) != first) return PACK_BF16;
+    return is_kept(weights, first) && pack_format_takes(first, depth) ? first : PACK_BF16;
+}
+
+static void choose_formats(model *m, const model_source *source, model_weights weights) {
+    static const model_tensor embedding = MODEL_TENSOR_TOKEN_EMBEDDING,
+                              output = MODEL_TENSOR_OUTPUT;
+    static const model_tensor qkv[] = {MODEL_TENSOR_Q, MODEL_TENSOR_K, MODEL_TENSOR_V};
+    static const model_tensor gate_up[] = {MODEL_TENSOR_GATE, MODEL_TENSOR_UP};
+    static const model_tensor o = MODEL_TENSOR_O, down = MODEL_TENSOR_DOWN;
+    m->embedding.format = choose_format(source, weights, 0, &embedding, 1);
+    m->output.format = m->embedding.format;
+    if (!m->card.geometry.has_tied_embeddings)
+        m->output.format = choose_format(source, weights, 0, &output, 1);
+    for (uint32_t i = 0; i < m->card.geometry.layers; i++) {
+        model_layer *layer = &m->layers[i];
+        layer->qkv.format = choose_format(source, weights, i, qkv, BT_ARRAY_COUNT(qkv));
+        layer->attention_out.format = choose_format(source, weights, i, &o, 1);
+        layer->gate_up.format = choose_format(source, weights, i, gate_up, BT_ARRAY_COUNT(gate_up));
+        layer->down.format = choose_format(source, weights, i, &down, 1);
+    }
+}
+
+static void name_numerics(model *m) {
+    bool is_used[PACK_FORMAT_COUNT] = {false};
+    is_used[m->embedding.format] = is_used[m->output.format] = true;
+    for (uint32_t i = 0; i < m->card.geometry.layers; i++) {
+        const model_layer *layer = &m->layers[i];
+        is_used[layer->qkv.format] = is_used[layer->attention_out.format] = true;
+        is_used[layer->gate_up.format] = is_used[layer->down.format] = true;
+    }
+    int used = snprintf(m->numerics, sizeof m->numerics, "%s", model_numerics());
+    for (int format = PACK_BF16 + 1; format < PACK_FORMAT_COUNT; format++) {
+        if (!is_used[format]) continue;
+        used += snprintf(m->numerics + used, sizeof m->numerics - (size_t)used, "/%s",
+                         pack_format_name((pack_format)format));
+        BT_ASSERT(used > 0 && (size_t)used < sizeof m->numerics);
+    }
+}
+
+bt_status model_plan(const model_source *source, model_weights weights, model **out,
+                     bt_error *error) {
+    const bt_status status = check_geometry(&source->card->geometry, error);
+    if (status != BT_OK) return status;
+    model *m = bt_calloc(1, sizeof *m);
+    if (m == NULL) goto no_memory;
+    m->card = *source->card;
+    m->layers = bt_calloc(m->card.geometry.layers, sizeof *m->layers);
+    if (m->layers == NULL) goto no_memory;
+    choose_formats(m, source, weights);
+    name_numerics(m);
+    lay_out(m);
+    *out = m;
+    return BT_OK;
 
 no_memory:
-    bt_free(b.rows);
-    model_destroy(b.m);
+    model_destroy(m);
     return bt_fail(error, BT_ERR_WORKER_MEMORY, "out of memory for the weights");
+}
+
+void model_place(model *m, void *block, size_t block_bytes, uint8_t *arena) {
+    BT_ASSERT((uintptr_t)arena % PACK_ALIGN_BYTES == 0);
+    host_memory_unmap(m->block, m->block_bytes);
+    m->block = block;
+    m->block_bytes = block_bytes;
+    m->arena = arena;
+    lay_out(m);
+}
+
+bt_status model_build(const model_source *source, model_weights weights, uint32_t threads,
+                      model **out, bt_error *error) {
+    model *m;
+    bt_status status = model_plan(source, weights, &m, error);
+    if (status != BT_OK) return status;
+    uint8_t *arena = host_memory_map(m->arena_bytes);
+    if (arena == NULL) {
+        status = bt_fail(error, BT_ERR_WORKER_MEMORY, "out of memory for the weights");
+    } else {
+        model_place(m, arena, m->arena_bytes, arena);
+        status = model_pack(m, source, threads, error);
+    }
+    if (status == BT_OK)
+        *out = m;
+    else
+        model_destroy(m);
+    return status;
 }

@@ -274,24 +274,71 @@ static uint32_t stored_row(const model_weight *weight, uint32_t row) {
     return row - in_head + 2 * (in_head % half) + in_head / half;
 }
 
-bt_status model_file_read(const model_file *file, model_tensor tensor, uint32_t layer,
-                          uint32_t first_row, uint32_t rows, uint16_t *out, bt_error *error) {
+static const model_weight *weight_of(const model_file *file, model_tensor tensor, uint32_t layer) {
     BT_ASSERT(model_tensor_shape(&file->card.geometry, tensor).rows != 0);
     BT_ASSERT(layer < (is_layered(tensor) ? file->card.geometry.layers : 1));
-    const model_weight *weight = &file->weights[weight_index(tensor, layer)];
+    return &file->weights[weight_index(tensor, layer)];
+}
+
+static bt_status fail_row(const model_file *file, const model_weight *weight, uint32_t row,
+                          bt_error *error) {
+    return bt_fail(error, BT_ERR_CALLER_FILE,
+                   "%s: tensor %s has a weight in row %u that is not a finite number", file->path,
+                   weight->name, row);
+}
+
+bt_status model_file_read(const model_file *file, model_tensor tensor, uint32_t layer,
+                          uint32_t first_row, uint32_t rows, uint16_t *out, bt_error *error) {
+    const model_weight *weight = weight_of(file, tensor, layer);
     BT_ASSERT(first_row <= weight->rows && rows <= weight->rows - first_row);
     const size_t columns = (size_t)weight->columns;
     const size_t row_bytes = dequant_row_bytes(weight->encoding, columns);
     for (uint32_t row = first_row; row < first_row + rows; row++) {
         const uint8_t *source = weight->data + stored_row(weight, row) * row_bytes;
-        if (!dequant_row(weight->encoding, source, columns, out)) {
-            return bt_fail(error, BT_ERR_CALLER_FILE,
-                           "%s: tensor %s has a weight in row %u that is not a finite number",
-                           file->path, weight->name, row);
-        }
+        if (!dequant_row(weight->encoding, source, columns, out))
+            return fail_row(file, weight, row, error);
         out += columns;
     }
     return BT_OK;
+}
+
+pack_format model_file_stored_format(const model_file *file, model_tensor tensor, uint32_t layer) {
+    switch (weight_of(file, tensor, layer)->encoding) {
+    case DEQUANT_ENCODING_Q4_1: return PACK_Q4_1;
+    case DEQUANT_ENCODING_Q8_0: return PACK_Q8_0;
+    case DEQUANT_ENCODING_F32:
+    case DEQUANT_ENCODING_F16:
+    case DEQUANT_ENCODING_BF16: break;
+    }
+    return PACK_BF16;
+}
+
+bt_status model_file_read_stored(const model_file *file, model_tensor tensor, uint32_t layer,
+                                 uint32_t first_row, uint32_t rows, uint8_t *out, bt_error *error) {
+    const model_weight *weight = weight_of(file, tensor, layer);
+    const pack_format format = model_file_stored_format(file, tensor, layer);
+    const uint32_t columns = (uint32_t)weight->columns;
+    const size_t row_bytes = pack_row_bytes(format, columns);
+    BT_ASSERT(first_row <= weight->rows && rows <= weight->rows - first_row);
+    BT_ASSERT(row_bytes == dequant_row_bytes(weight->encoding, columns));
+    for (uint32_t row = first_row; row < first_row + rows; row++) {
+        memcpy(out, weight->data + stored_row(weight, row) * row_bytes, row_bytes);
+        if (!pack_rows_are_finite(format, columns, out, 1))
+            return fail_row(file, weight, row, error);
+        out += row_bytes;
+    }
+    return BT_OK;
+}
+
+void model_file_release(const model_file *file, model_tensor tensor, uint32_t layer,
+                        uint32_t first_row, uint32_t rows) {
+    const model_weight *weight = weight_of(file, tensor, layer);
+    const size_t row_bytes = dequant_row_bytes(weight->encoding, (size_t)weight->columns);
+    const uint8_t *data = weight->data + first_row * row_bytes;
+    if (file->gguf != NULL)
+        bt_gguf_release(file->gguf, data, rows * row_bytes);
+    else
+        bt_safetensors_release(file->safetensors, data, rows * row_bytes);
 }
 
 void model_file_set_name(model_file *file, const char *name, size_t bytes) {

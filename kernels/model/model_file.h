@@ -4,11 +4,13 @@
  * = outputs, columns = inputs], vectors widened again to f32 by the reader's user.
  *
  * Internal to kernels/. Only this needs jansson and libcrypto (through bt_base_io); ops, sampler
- * and model_step do not. Blocking; a model_file belongs to one thread. */
+ * and model_step do not. Blocking; reading changes nothing
+ * in a model_file, so any thread may read. */
 #ifndef BT_KERNELS_MODEL_MODEL_FILE_H
 #define BT_KERNELS_MODEL_MODEL_FILE_H
 
 #include "kernels/model.h"
+#include "kernels/pack.h"
 
 typedef enum model_tensor {
     MODEL_TENSOR_TOKEN_EMBEDDING, /* [vocab_size, hidden] */
@@ -44,5 +46,16 @@ const model_card *model_file_card(const model_file *file);
 BT_MUST_CHECK bt_status model_file_read(const model_file *file, model_tensor tensor, uint32_t layer,
                                         uint32_t first_row, uint32_t rows, uint16_t *out,
                                         bt_error *error);
+/* The format of kernels/pack.h that keeps the rows as they are stored; PACK_BF16 for every encoding
+ * that has none. */
+pack_format model_file_stored_format(const model_file *file, model_tensor tensor, uint32_t layer);
+/* Rows as stored into out [rows][pack_row_bytes], where the format is not PACK_BF16. A scale that
+ * is not a finite number is CALLER_FILE. */
+BT_MUST_CHECK bt_status model_file_read_stored(const model_file *file, model_tensor tensor,
+                                               uint32_t layer, uint32_t first_row, uint32_t rows,
+                                               uint8_t *out, bt_error *error);
+/* Says that these rows are not read again soon: their pages need not stay in memory. */
+void model_file_release(const model_file *file, model_tensor tensor, uint32_t layer,
+                        uint32_t first_row, uint32_t rows);
 
 #endif

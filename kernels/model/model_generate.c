@@ -10,6 +10,7 @@
 typedef struct generator {
     model_card card;
     uint64_t seed;
+    pack_format stored; /* of matrices that can be stored so */
 } generator;
 
 static uint64_t splitmix64(uint64_t x) {
@@ -45,10 +46,70 @@ static bt_status generate_rows(void *context, model_tensor tensor, uint32_t laye
     return BT_OK;
 }
 
+static pack_format stored_format(void *context, model_tensor tensor, uint32_t layer) {
+    (void)layer;
+    const generator *g = context;
+    const model_shape shape = model_tensor_shape(&g->card.geometry, tensor);
+    return pack_format_takes(g->stored, shape.columns) ? g->stored : PACK_BF16;
+}
+
+/* 2^exponent as f16, with the upper fraction bits of a hash; normal for -14 to 15. */
+static uint16_t half(int exponent, uint64_t hash) {
+    return (uint16_t)((uint32_t)(exponent + 15) << 10 | (uint32_t)(hash >> 54));
+}
+
+/* One block of 32 with random bytes. d (and m = -8 d for Q4_1) are between 1 and 2 times the power
+ * of two at which weights have about the deviation of generate_rows. */
+static void generate_block(pack_format format, uint64_t key, int exponent, uint8_t *out) {
+    const uint64_t hash = splitmix64(key);
+    const uint16_t d = half(exponent, hash);
+    const uint16_t m = (uint16_t)(0x8000U | (d + (3U << 10))); /* -8 d */
+    memcpy(out, &d, sizeof d);
+    out += sizeof d;
+    if (format == PACK_Q4_1) {
+        memcpy(out, &m, sizeof m);
+        out += sizeof m;
+    }
+    const size_t bytes = format == PACK_Q8_0 ? PACK_BLOCK : PACK_BLOCK / 2;
+    for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+        const uint64_t part = splitmix64(hash + i + 1);
+        memcpy(out + i, &part, sizeof part);
+    }
+}
+
+static bt_status generate_stored(void *context, model_tensor tensor, uint32_t layer,
+                                 uint32_t first_row, uint32_t rows, uint8_t *out, bt_error *error) {
+    (void)error;
+    const generator *g = context;
+    const model_shape shape = model_tensor_shape(&g->card.geometry, tensor);
+    const size_t block_bytes = pack_row_bytes(g->stored, PACK_BLOCK);
+    /* Deviations of the numbers: 74 of eight bits, 4.6 of four. */
+    int exponent = g->stored == PACK_Q8_0 ? -7 : -3;
+    for (uint32_t depth = shape.columns; depth >= 4 && exponent > -13; depth /= 4)
+        exponent--;
+    for (uint32_t r = first_row; r < first_row + rows; r++) {
+        const uint64_t row_key =
+            splitmix64(splitmix64(g->seed + 99 + (uint64_t)tensor) ^ ((uint64_t)layer << 32) ^ r);
+        for (uint32_t b = 0; b < shape.columns / PACK_BLOCK; b++, out += block_bytes)
+            generate_block(g->stored, row_key + b, exponent, out);
+    }
+    return BT_OK;
+}
+
+bt_status model_generate_stored(const model_geometry *geometry, uint64_t seed, pack_format stored,
+                                model_weights weights, model **out, bt_error *error) {
+    generator g = {
+        .seed = seed, .stored = stored, .card = {.geometry = *geometry, .name = "generated"}};
+    memcpy(g.card.fingerprint, &seed, sizeof seed);
+    const model_source source = {.card = &g.card,
+                                 .stored_format = stored_format,
+                                 .read = generate_rows,
+                                 .read_stored = generate_stored,
+                                 .context = &g};
+    return model_build(&source, weights, 1, out, error);
+}
+
 bt_status model_generate(const model_geometry *geometry, uint64_t seed, model **out,
                          bt_error *error) {
-    generator g = {.seed = seed, .card = {.geometry = *geometry, .name = "generated"}};
-    memcpy(g.card.fingerprint, &seed, sizeof seed);
-    const model_source source = {.card = &g.card, .read = generate_rows, .context = &g};
-    return model_build(&source, NULL, NULL, out, error);
+    return model_generate_stored(geometry, seed, PACK_BF16, MODEL_WEIGHTS_BF16, out, error);
 }

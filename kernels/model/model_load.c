@@ -1,19 +1,28 @@
 /* model_load: a model file through the packer, hashed on the way. The fingerprint is SHA-256 over
  * the geometry, field by field in little endian, with the rotation frequencies in place of what
- * they were computed from, and then every tensor as bf16 in the order of model_build; so a GGUF
- * file and an HF folder of the same weights have the same one. */
+ * they were computed from, and then for every piece of model_pieces its format and the SHA-256 of
+ * its rows as they are packed; so a GGUF file and an HF folder of the same weights, kept in the
+ * same form, have the same one, and pieces are hashed by several threads. */
 #include <openssl/evp.h>
 #include <string.h>
 
+#include "base/assert.h"
+#include "base/mem.h"
+#include "kernels/host/memory.h"
 #include "kernels/math.h"
 #include "kernels/model/model_file.h"
 #include "kernels/model/model_internal.h"
 #include "kernels/model/model_rope.h"
 
-typedef struct hashed_file {
+enum { DIGEST_BYTES = MODEL_FINGERPRINT_BYTES };
+
+typedef struct loader {
     const model_file *file;
-    EVP_MD_CTX *hash;
-} hashed_file;
+    model *m;
+    model_piece *pieces;
+    uint8_t (*digests)[DIGEST_BYTES]; /* [pieces] */
+    uint32_t piece_count;
+} loader;
 
 static bt_status hash_bytes(EVP_MD_CTX *hash, const void *bytes, size_t count, bt_error *error) {
     if (EVP_DigestUpdate(hash, bytes, count) == 1) return BT_OK;
@@ -56,48 +65,108 @@ static bt_status hash_geometry(EVP_MD_CTX *hash, const model_geometry *g, bt_err
     return status;
 }
 
-static bt_status read_hashed(void *context, model_tensor tensor, uint32_t layer, uint32_t first_row,
-                             uint32_t rows, uint16_t *out, bt_error *error) {
-    const hashed_file *h = context;
-    const bt_status status = model_file_read(h->file, tensor, layer, first_row, rows, out, error);
-    if (status != BT_OK) return status;
-    const model_shape shape = model_tensor_shape(&model_file_card(h->file)->geometry, tensor);
-    return hash_bytes(h->hash, out, (size_t)rows * shape.columns * sizeof *out, error);
-}
-
-static bt_status build_hashed(const hashed_file *h, void (*progress)(void *, double),
-                              void *progress_context, model **out, bt_error *error) {
-    hashed_file context = *h;
-    const model_source source = {
-        .card = model_file_card(h->file), .read = read_hashed, .context = &context};
-    if (EVP_DigestInit_ex(h->hash, EVP_sha256(), NULL) != 1)
+static bt_status hash_all(EVP_MD_CTX *hash, const loader *l, bt_error *error) {
+    if (EVP_DigestInit_ex(hash, EVP_sha256(), NULL) != 1)
         return bt_fail(error, BT_ERR_WORKER_INTERNAL, "SHA-256 is not available");
-    bt_status status = hash_geometry(h->hash, &source.card->geometry, error);
-    if (status != BT_OK) return status;
-    model *m;
-    status = model_build(&source, progress, progress_context, &m, error);
+    bt_status status = hash_geometry(hash, &l->m->card.geometry, error);
+    for (uint32_t i = 0; i < l->piece_count && status == BT_OK; i++) {
+        status = hash_number(hash, (uint64_t)l->pieces[i].format, error);
+        if (status == BT_OK) status = hash_bytes(hash, l->digests[i], DIGEST_BYTES, error);
+    }
     if (status != BT_OK) return status;
     unsigned int bytes = 0;
-    if (EVP_DigestFinal_ex(h->hash, m->card.fingerprint, &bytes) != 1 ||
-        bytes != MODEL_FINGERPRINT_BYTES) {
-        model_destroy(m);
+    if (EVP_DigestFinal_ex(hash, l->m->card.fingerprint, &bytes) != 1 || bytes != DIGEST_BYTES)
         return bt_fail(error, BT_ERR_WORKER_INTERNAL, "SHA-256 failed");
-    }
-    *out = m;
     return BT_OK;
 }
 
-bt_status model_load(const char *path, void (*progress)(void *, double), void *progress_context,
-                     model **out, bt_error *error) {
+static bt_status set_fingerprint(const loader *l, bt_error *error) {
+    EVP_MD_CTX *hash = EVP_MD_CTX_new();
+    if (hash == NULL) return bt_fail(error, BT_ERR_WORKER_MEMORY, "out of memory");
+    const bt_status status = hash_all(hash, l, error);
+    EVP_MD_CTX_free(hash);
+    return status;
+}
+
+static pack_format stored_format(void *context, model_tensor tensor, uint32_t layer) {
+    const loader *l = context;
+    return model_file_stored_format(l->file, tensor, layer);
+}
+
+static bt_status read_bf16(void *context, model_tensor tensor, uint32_t layer, uint32_t first_row,
+                           uint32_t rows, uint16_t *out, bt_error *error) {
+    const loader *l = context;
+    return model_file_read(l->file, tensor, layer, first_row, rows, out, error);
+}
+
+static bt_status read_stored(void *context, model_tensor tensor, uint32_t layer, uint32_t first_row,
+                             uint32_t rows, uint8_t *out, bt_error *error) {
+    const loader *l = context;
+    return model_file_read_stored(l->file, tensor, layer, first_row, rows, out, error);
+}
+
+/* The rows have been read, so their pages in the file are not needed any more. */
+static bt_status on_piece(void *context, uint32_t piece, pack_format format, const uint8_t *rows,
+                          size_t bytes, bt_error *error) {
+    const loader *l = context;
+    const model_piece *p = &l->pieces[piece];
+    BT_ASSERT(p->format == format);
+    model_file_release(l->file, p->tensor, p->layer, p->first_row, p->rows);
+    unsigned int digest_bytes = 0;
+    if (EVP_Digest(rows, bytes, l->digests[piece], &digest_bytes, EVP_sha256(), NULL) == 1 &&
+        digest_bytes == DIGEST_BYTES)
+        return BT_OK;
+    return bt_fail(error, BT_ERR_WORKER_INTERNAL, "SHA-256 failed");
+}
+
+static bt_status create_digests(loader *l, bt_error *error) {
+    l->piece_count = model_pieces(l->m, NULL);
+    l->pieces = bt_calloc(l->piece_count, sizeof *l->pieces);
+    l->digests = bt_calloc(l->piece_count, sizeof *l->digests);
+    if (l->pieces == NULL || l->digests == NULL)
+        return bt_fail(error, BT_ERR_WORKER_MEMORY, "out of memory");
+    (void)model_pieces(l->m, l->pieces);
+    return BT_OK;
+}
+
+/* Packs into private memory. */
+static bt_status pack(loader *l, const model_source *source, uint32_t threads, bt_error *error) {
+    uint8_t *arena = host_memory_map(l->m->arena_bytes);
+    if (arena == NULL) return bt_fail(error, BT_ERR_WORKER_MEMORY, "out of memory for the weights");
+    model_place(l->m, arena, l->m->arena_bytes, arena);
+    bt_status status = create_digests(l, error);
+    if (status == BT_OK) status = model_pack(l->m, source, threads, error);
+    if (status == BT_OK) status = set_fingerprint(l, error);
+    return status;
+}
+
+static bt_status load(const model_file *file, const model_load_options *options, model **out,
+                      bt_error *error) {
+    loader l = {.file = file};
+    const model_source source = {.card = model_file_card(file),
+                                 .stored_format = stored_format,
+                                 .read = read_bf16,
+                                 .read_stored = read_stored,
+                                 .on_piece = on_piece,
+                                 .context = &l};
+    bt_status status = model_plan(&source, options->weights, &l.m, error);
+    if (status == BT_OK) status = pack(&l, &source, options->threads, error);
+    if (status == BT_OK)
+        *out = l.m;
+    else
+        model_destroy(l.m);
+    bt_free(l.digests);
+    bt_free(l.pieces);
+    return status;
+}
+
+bt_status model_load(const char *path, const model_load_options *options, model **out,
+                     bt_error *error) {
+    static const model_load_options plain = {.weights = MODEL_WEIGHTS_BF16};
     model_file *file;
     bt_status status = model_file_open(path, &file, error);
     if (status != BT_OK) return status;
-    const hashed_file h = {.file = file, .hash = EVP_MD_CTX_new()};
-    if (h.hash == NULL)
-        status = bt_fail(error, BT_ERR_WORKER_MEMORY, "out of memory");
-    else
-        status = build_hashed(&h, progress, progress_context, out, error);
-    EVP_MD_CTX_free(h.hash);
+    status = load(file, options == NULL ? &plain : options, out, error);
     model_file_close(file);
     return status;
 }

@@ -120,9 +120,7 @@ static void begin(model_runner *r, const model_batch *b) {
     op_embed(r->dev, &(op_embed_params){.out = r->x,
                                         .token_ids = b->token_ids,
                                         .rows = b->tokens,
-                                        .width = g->hidden_size,
-                                        .plain = r->m->embedding,
-                                        .packed = r->m->output});
+                                        .weights = r->m->embedding});
     op_rope_table(r->dev, &(op_rope_table_params){.out = r->rope,
                                                   .positions = r->position,
                                                   .rows = b->tokens,

@@ -8,24 +8,6 @@
 
 enum { LANES = 16 };
 
-void op_embed_ref(const op_embed_params *p) {
-    for (uint32_t r = 0; r < p->rows; r++) {
-        const uint32_t id = (uint32_t)p->token_ids[r];
-        for (uint32_t k = 0; k < p->width; k++) {
-            uint16_t bits;
-            if (p->plain != NULL)
-                bits = p->plain[(size_t)id * p->width + k];
-            else
-                bits =
-                    p->packed
-                        .panels[(size_t)(id / PACK_PANEL_COLUMNS) * pack_panel_elements(p->width) +
-                                (size_t)k * PACK_PANEL_COLUMNS +
-                                pack_slot(id % PACK_PANEL_COLUMNS)];
-            p->out[(size_t)r * p->width + k] = bf16_to_f32(bits);
-        }
-    }
-}
-
 static void norm_row(float *out, const float *x, const float *weight, uint32_t width,
                      float epsilon) {
     float lanes[LANES] = {0};

@@ -40,7 +40,7 @@ typedef struct session {
 static void open_session(session *s, const char *path, uint32_t threads) {
     bt_error error = {0};
     *s = (session){0};
-    if (model_load(path, NULL, NULL, &s->m, &error) != BT_OK) fail_msg("%s", error.text);
+    if (model_load(path, NULL, &s->m, &error) != BT_OK) fail_msg("%s", error.text);
     const kv_page_layout layout = model_kv_layout(s->m, PAGE_TOKENS, KV_DTYPE_F32);
     s->memory = bt_calloc(PAGES, kv_page_bytes(&layout));
     s->logits = bt_calloc(model_get_card(s->m)->geometry.vocab_size, sizeof(float));

@@ -58,14 +58,41 @@ static void assert_same(const dev_host *dev, const char *what, const void *got, 
              dev_host_threads(dev));
 }
 
-static pack_matrix random_matrix(uint64_t *seed, uint32_t columns, uint32_t depth) {
-    uint16_t *rows = make((size_t)columns * depth + 1, sizeof *rows);
-    uint16_t *panels = make(pack_elements(columns, depth) + 1, sizeof *panels);
-    random_bf16(seed, rows, (size_t)columns * depth, 1.0F);
-    for (uint32_t c = 0; c < columns; c++)
-        pack_column(panels, c, depth, rows + (size_t)c * depth);
+/* Rows of a format with random bits in the weights. Scales are random too, and one in eight of them
+ * is subnormal, zero or negative. */
+static void random_rows(uint64_t *seed, pack_format format, uint8_t *rows, size_t count,
+                        uint32_t depth) {
+    const size_t row_bytes = pack_row_bytes(format, depth);
+    const size_t block_bytes = pack_row_bytes(format, PACK_BLOCK);
+    for (size_t r = 0; r < count; r++, rows += row_bytes) {
+        uint16_t weights[4096];
+        assert_true(depth <= BT_ARRAY_COUNT(weights));
+        random_bf16(seed, weights, depth, 1.0F);
+        if (format == PACK_BF16) memcpy(rows, weights, row_bytes);
+        if (format == PACK_INT8) pack_quantise_row(rows, depth, weights);
+        if (format == PACK_BF16 || format == PACK_INT8) continue;
+        for (size_t i = 0; i < row_bytes; i++)
+            rows[i] = (uint8_t)random_below(seed, 256);
+        for (size_t at = 0; at < row_bytes; at += block_bytes) {
+            for (size_t i = 0; i < (format == PACK_Q4_1 ? 2U : 1U); i++) {
+                uint16_t half = (uint16_t)(0x2000U + random_below(seed, 0x1000));
+                if (random_below(seed, 8) == 0) half = (uint16_t)random_below(seed, 0x400);
+                if (random_below(seed, 8) == 0) half |= 0x8000U;
+                memcpy(rows + at + 2 * i, &half, sizeof half);
+            }
+        }
+    }
+}
+
+static pack_matrix random_matrix(uint64_t *seed, pack_format format, uint32_t columns,
+                                 uint32_t depth) {
+    uint8_t *rows = make(columns * pack_row_bytes(format, depth) + 1, 1);
+    uint8_t *panels = bt_calloc_aligned(PACK_ALIGN_BYTES, pack_bytes(format, columns, depth) + 64);
+    assert_non_null(panels);
+    random_rows(seed, format, rows, columns, depth);
+    pack_rows(format, panels, 0, depth, rows, columns);
     bt_free(rows);
-    return (pack_matrix){.panels = panels, .columns = columns, .depth = depth};
+    return (pack_matrix){.panels = panels, .columns = columns, .depth = depth, .format = format};
 }
 
 static void free_matrix(pack_matrix m) {
@@ -76,31 +103,102 @@ static void free_matrix(pack_matrix m) {
 
 /* ---- packing */
 
-static void packing_a_panel_is_packing_its_columns(void **state) {
+static void rows_are_packed_alone_as_together(void **state) {
     (void)state;
-    static const uint32_t depths[] = {1, 31, 32, 33, 100};
-    for (size_t i = 0; i < BT_ARRAY_COUNT(depths); i++) {
-        const uint32_t depth = depths[i];
+    static const uint32_t depths[] = {1, 31, 32, 33, 96, 100};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(depths) * PACK_FORMAT_COUNT; i++) {
+        const uint32_t depth = depths[i / PACK_FORMAT_COUNT];
+        const pack_format format = (pack_format)(i % PACK_FORMAT_COUNT);
+        if (!pack_format_takes(format, depth)) continue;
         uint64_t seed = 11 + i;
-        uint16_t *rows = make((size_t)PACK_PANEL_COLUMNS * depth, sizeof *rows);
-        uint16_t *a = make(pack_elements(128, depth), sizeof *a);
-        uint16_t *b = make(pack_elements(128, depth), sizeof *b);
-        random_bf16(&seed, rows, (size_t)PACK_PANEL_COLUMNS * depth, 1.0F);
-        pack_panel(a, 64, depth, rows);
-        for (uint32_t c = 0; c < PACK_PANEL_COLUMNS; c++)
-            pack_column(b, 64 + c, depth, rows + (size_t)c * depth);
-        assert_memory_equal(a, b, pack_elements(128, depth) * sizeof *a);
-        /* Column 9 stands in slot 3 of its group. */
-        assert_int_equal(a[pack_panel_elements(depth) + 3], rows[9 * depth]);
+        const size_t row_bytes = pack_row_bytes(format, depth),
+                     bytes = pack_bytes(format, 192, depth);
+        uint8_t *rows = make(130, row_bytes);
+        uint8_t *a = make(bytes, 1), *b = make(bytes, 1);
+        random_rows(&seed, format, rows, 130, depth);
+        pack_rows(format, a, 5, depth, rows, 130);
+        for (uint32_t c = 0; c < 130; c++)
+            pack_rows(format, b, 5 + c, depth, rows + c * row_bytes, 1);
+        assert_memory_equal(a, b, bytes);
         bt_free(rows);
         bt_free(a);
         bt_free(b);
     }
 }
 
+static void columns_of_bf16_stand_in_halves(void **state) {
+    (void)state;
+    uint16_t rows[10][3], panel[3 * PACK_PANEL_COLUMNS] = {0};
+    uint64_t seed = 5;
+    random_bf16(&seed, rows[0], 30, 1.0F);
+    pack_rows(PACK_BF16, (uint8_t *)panel, 0, 3, (const uint8_t *)rows, 10);
+    /* Column 9 stands in slot 3 of its group. */
+    assert_int_equal(panel[2 * PACK_PANEL_COLUMNS + 3], rows[9][2]);
+}
+
+/* What one row of a format says its weights are, from its bytes. */
+static void gathered_weights_are_those_of_the_rows(void **state) {
+    (void)state;
+    static const uint8_t q8_0[34] = {0x00, 0x38, 1, 0xff, 0x80, 0x7f};    /* d = 0.5 */
+    static const uint8_t q4_0[18] = {0x00, 0xbc, 0xf0, 0x08};             /* d = -1 */
+    static const uint8_t q4_1[20] = {0x00, 0x3c, 0x00, 0x40, 0xf0, 0x08}; /* d = 1, m = 2 */
+    uint8_t panel[64 * 36] = {0};
+    float out[32];
+    pack_rows(PACK_Q8_0, panel, 7, 32, q8_0, 1);
+    pack_matrix m = {.panels = panel, .columns = 64, .depth = 32, .format = PACK_Q8_0};
+    pack_gather(&m, 7, out);
+    assert_true(out[0] == 0.5F && out[1] == -0.5F && out[2] == -64.0F && out[3] == 63.5F);
+    pack_rows(PACK_Q4_0, panel, 63, 32, q4_0, 1);
+    m.format = PACK_Q4_0;
+    pack_gather(&m, 63, out);
+    assert_true(out[0] == 8.0F && out[16] == -7.0F && out[1] == 0.0F && out[17] == 8.0F);
+    pack_rows(PACK_Q4_1, panel, 0, 32, q4_1, 1);
+    m.format = PACK_Q4_1;
+    pack_gather(&m, 0, out);
+    assert_true(out[0] == 2.0F && out[16] == 17.0F && out[1] == 10.0F && out[17] == 2.0F);
+}
+
+static void rows_are_quantised_to_the_nearest(void **state) {
+    (void)state;
+    const float weights[] = {127.0F, -127.0F, 0.5F, 1.5F, -0.5F, -2.5F, 63.25F, 0.0F};
+    uint16_t bits[BT_ARRAY_COUNT(weights)];
+    uint8_t row[sizeof(float) + BT_ARRAY_COUNT(weights)];
+    for (size_t i = 0; i < BT_ARRAY_COUNT(weights); i++)
+        bits[i] = bf16_from_f32(weights[i]);
+    pack_quantise_row(row, BT_ARRAY_COUNT(weights), bits);
+    const float one = 1.0F;
+    static const int8_t want[] = {127, -127, 0, 2, 0, -2, 63, 0};
+    assert_memory_equal(row, &one, sizeof one);
+    assert_memory_equal(row + sizeof one, want, sizeof want);
+    /* The smallest bf16 still has a scale. */
+    static const uint16_t tiny[] = {1, 0x8001, 0}, none[] = {0, 0x8000, 0};
+    static const int8_t ends[] = {127, -127, 0}, zeros[sizeof one + 3] = {0};
+    pack_quantise_row(row, 3, tiny);
+    assert_memory_equal(row + sizeof one, ends, sizeof ends);
+    pack_quantise_row(row, 3, none);
+    assert_memory_equal(row, zeros, sizeof zeros);
+}
+
+static void scales_that_are_no_numbers_are_seen(void **state) {
+    (void)state;
+    static const uint16_t bad[] = {0x7c00, 0xfc00, 0x7e00, 0x7c01};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(bad); i++) {
+        uint8_t row[3 * 34] = {0};
+        memset(row + 36, 0x7f, 30); /* weights may be anything */
+        assert_true(pack_rows_are_finite(PACK_Q8_0, 96, row, 1));
+        memcpy(row + 68, &bad[i], sizeof bad[i]);
+        assert_false(pack_rows_are_finite(PACK_Q8_0, 96, row, 1));
+        uint8_t q4_1[40] = {0};
+        assert_true(pack_rows_are_finite(PACK_Q4_1, 32, q4_1, 2));
+        memcpy(q4_1 + 22, &bad[i], sizeof bad[i]);
+        assert_false(pack_rows_are_finite(PACK_Q4_1, 32, q4_1, 2));
+    }
+}
+
 /* ---- matrix products */
 
 typedef struct matmul_case {
+    pack_format format;
     uint32_t rows, columns, depth;
     bool has_bias, adds;
 } matmul_case;
@@ -118,7 +216,7 @@ static void check_matmul(const devices *all, matmul_case c, uint64_t seed) {
     random_floats(&seed, bias, c.columns, 1.0F);
     random_floats(&seed, start, out_count, 1.0F);
     op_matmul_params p = {.x = x,
-                          .weights = random_matrix(&seed, c.columns, c.depth),
+                          .weights = random_matrix(&seed, c.format, c.columns, c.depth),
                           .bias = c.has_bias ? bias : NULL,
                           .out_stride = out_stride,
                           .x_stride = x_stride,
@@ -143,19 +241,44 @@ static void check_matmul(const devices *all, matmul_case c, uint64_t seed) {
 
 static void matmul_equals_its_reference(void **state) {
     static const matmul_case cases[] = {
-        {0, 64, 8, false, false},    {1, 1, 1, false, false},     {1, 64, 576, false, true},
-        {2, 65, 7, true, false},     {3, 130, 257, true, true},   {4, 192, 64, false, false},
-        {5, 63, 100, false, true},   {6, 64, 300, true, false},   {7, 128, 256, false, false},
-        {13, 70, 513, false, false}, {96, 64, 40, false, false},  {97, 100, 260, true, true},
-        {200, 65, 33, false, false}, {11, 64, 1024, true, false},
+        {PACK_BF16, 0, 64, 8, false, false},    {PACK_BF16, 1, 1, 1, false, false},
+        {PACK_BF16, 1, 64, 576, false, true},   {PACK_BF16, 2, 65, 7, true, false},
+        {PACK_BF16, 3, 130, 257, true, true},   {PACK_BF16, 4, 192, 64, false, false},
+        {PACK_BF16, 5, 63, 100, false, true},   {PACK_BF16, 6, 64, 300, true, false},
+        {PACK_BF16, 7, 128, 256, false, false}, {PACK_BF16, 13, 70, 513, false, false},
+        {PACK_BF16, 96, 64, 40, false, false},  {PACK_BF16, 97, 100, 260, true, true},
+        {PACK_BF16, 200, 65, 33, false, false}, {PACK_BF16, 11, 64, 1024, true, false},
     };
     for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++)
         check_matmul(*state, cases[i], 100 + i);
 }
 
+static void quantised_matmul_equals_its_reference(void **state) {
+    static const matmul_case cases[] = {
+        {PACK_INT8, 0, 64, 32, false, false},  {PACK_INT8, 1, 1, 1, false, false},
+        {PACK_INT8, 2, 65, 33, true, false},   {PACK_INT8, 1, 130, 257, true, true},
+        {PACK_INT8, 0, 64, 32, false, false},  {PACK_INT8, 1, 64, 32, false, false},
+        {PACK_INT8, 1, 70, 576, true, true},   {PACK_INT8, 2, 65, 64, true, false},
+        {PACK_INT8, 3, 130, 256, true, true},  {PACK_INT8, 5, 63, 96, false, true},
+        {PACK_INT8, 6, 64, 320, true, false},  {PACK_INT8, 7, 128, 160, false, false},
+        {PACK_INT8, 97, 100, 288, true, true}, {PACK_INT8, 200, 65, 32, false, false},
+    };
+    for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++) {
+        for (int format = PACK_INT8; format < PACK_FORMAT_COUNT; format++) {
+            matmul_case c = cases[i];
+            c.format = (pack_format)format;
+            if (pack_format_takes(c.format, c.depth)) check_matmul(*state, c, 200 + i);
+        }
+    }
+}
+
 static void gate_up_equals_its_reference(void **state) {
-    static const uint32_t shapes[][3] = {{0, 64, 8},  {1, 64, 64},   {1, 100, 48},
-                                         {5, 65, 31}, {7, 192, 300}, {98, 70, 20}};
+    static const uint32_t shapes[][4] = {
+        {0, 64, 8, PACK_BF16},    {1, 64, 64, PACK_BF16},   {1, 100, 48, PACK_BF16},
+        {5, 65, 31, PACK_BF16},   {7, 192, 300, PACK_BF16}, {98, 70, 20, PACK_BF16},
+        {1, 100, 64, PACK_INT8},  {7, 70, 31, PACK_INT8},   {1, 70, 96, PACK_Q8_0},
+        {98, 100, 64, PACK_Q8_0}, {1, 65, 64, PACK_Q4_0},   {3, 64, 160, PACK_Q4_1},
+    };
     const devices *all = *state;
     for (size_t i = 0; i < BT_ARRAY_COUNT(shapes); i++) {
         const uint32_t rows = shapes[i][0], width = shapes[i][1], depth = shapes[i][2];
@@ -167,7 +290,8 @@ static void gate_up_equals_its_reference(void **state) {
         const uint32_t columns = 2 * PACK_PANEL_COLUMNS * pack_panels(width);
         op_gate_up_params p = {.out = want,
                                .x = x,
-                               .weights = random_matrix(&seed, columns, depth),
+                               .weights =
+                                   random_matrix(&seed, (pack_format)shapes[i][3], columns, depth),
                                .rows = rows,
                                .width = width};
         op_gate_up_ref(&p);
@@ -189,36 +313,30 @@ static void gate_up_equals_its_reference(void **state) {
 static void embed_equals_its_reference(void **state) {
     const devices *all = *state;
     static const uint32_t shapes[][3] = {{0, 8, 10}, {1, 48, 1}, {9, 33, 200}, {40, 64, 129}};
-    for (size_t i = 0; i < BT_ARRAY_COUNT(shapes); i++) {
-        const uint32_t rows = shapes[i][0], width = shapes[i][1], vocabulary = shapes[i][2];
+    for (size_t i = 0; i < BT_ARRAY_COUNT(shapes) * PACK_FORMAT_COUNT; i++) {
+        const uint32_t *shape = shapes[i / PACK_FORMAT_COUNT];
+        const uint32_t rows = shape[0], width = shape[1], vocabulary = shape[2];
+        const pack_format format = (pack_format)(i % PACK_FORMAT_COUNT);
+        if (!pack_format_takes(format, width)) continue;
         uint64_t seed = 400 + i;
         int32_t *ids = make(rows + 1, sizeof *ids);
-        uint16_t *plain = make((size_t)vocabulary * width, sizeof *plain);
-        uint16_t *panels = make(pack_elements(vocabulary, width), sizeof *panels);
         float *want = make((size_t)rows * width + 1, sizeof *want);
         float *got = make((size_t)rows * width + 1, sizeof *got);
-        random_bf16(&seed, plain, (size_t)vocabulary * width, 1.0F);
-        for (uint32_t c = 0; c < vocabulary; c++)
-            pack_column(panels, c, width, plain + (size_t)c * width);
         for (uint32_t r = 0; r < rows; r++)
             ids[r] = (int32_t)random_below(&seed, vocabulary);
-        op_embed_params p = {
-            .out = want, .token_ids = ids, .rows = rows, .width = width, .plain = plain};
+        op_embed_params p = {.out = want,
+                             .token_ids = ids,
+                             .rows = rows,
+                             .weights = random_matrix(&seed, format, vocabulary, width)};
         op_embed_ref(&p);
+        p.out = got;
         for (uint32_t d = 0; d < all->count; d++) {
-            p.out = got;
+            memset(got, 0x55, (size_t)rows * width * sizeof *got);
             op_embed(all->at[d], &p);
             assert_same(all->at[d], "op_embed", got, want, (size_t)rows * width * sizeof *got);
-            op_embed_params q = p;
-            q.plain = NULL;
-            q.packed = (pack_matrix){.panels = panels, .columns = vocabulary, .depth = width};
-            memset(got, 0, (size_t)rows * width * sizeof *got);
-            op_embed(all->at[d], &q);
-            assert_same(all->at[d], "packed embed", got, want, (size_t)rows * width * sizeof *got);
         }
+        free_matrix(p.weights);
         bt_free(ids);
-        bt_free(plain);
-        bt_free(panels);
         bt_free(want);
         bt_free(got);
     }
@@ -477,8 +595,13 @@ static void unknown_instruction_sets_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(packing_a_panel_is_packing_its_columns),
+        cmocka_unit_test(rows_are_packed_alone_as_together),
+        cmocka_unit_test(columns_of_bf16_stand_in_halves),
+        cmocka_unit_test(gathered_weights_are_those_of_the_rows),
+        cmocka_unit_test(rows_are_quantised_to_the_nearest),
+        cmocka_unit_test(scales_that_are_no_numbers_are_seen),
         cmocka_unit_test(matmul_equals_its_reference),
+        cmocka_unit_test(quantised_matmul_equals_its_reference),
         cmocka_unit_test(gate_up_equals_its_reference),
         cmocka_unit_test(embed_equals_its_reference),
         cmocka_unit_test(rms_norm_equals_its_reference),

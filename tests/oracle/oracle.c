@@ -282,7 +282,7 @@ static bt_status check_cases(const oracle *o, const oracle_case *cases, uint32_t
 
 static bt_status set_up(oracle *o, const oracle_case *cases, uint32_t count, bt_error *error) {
     const settings *s = &o->settings;
-    bt_status status = model_load(s->model, NULL, NULL, &o->model, error);
+    bt_status status = model_load(s->model, NULL, &o->model, error);
     uint32_t tokens = 0;
     if (status == BT_OK) status = check_cases(o, cases, count, &tokens, error);
     if (status != BT_OK) return status;

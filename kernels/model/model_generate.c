@@ -58,12 +58,12 @@ static uint16_t half(int exponent, uint64_t hash) {
     return (uint16_t)((uint32_t)(exponent + 15) << 10 | (uint32_t)(hash >> 54));
 }
 
-/* One block of 32 with random bytes. d (and m = -8 d for Q4_1) are between 1 and 2 times the power
- * of two at which weights have about the deviation of generate_rows. */
+/* One block of 32 with random bytes. d is between 1 and 2 times the power of two at which weights
+ * have about the deviation of generate_rows, m of Q4_1 between -8 and -16 times. */
 static void generate_block(pack_format format, uint64_t key, int exponent, uint8_t *out) {
     const uint64_t hash = splitmix64(key);
     const uint16_t d = half(exponent, hash);
-    const uint16_t m = (uint16_t)(0x8000U | (d + (3U << 10))); /* -8 d */
+    const uint16_t m = (uint16_t)(0x8000U | half(exponent + 3, splitmix64(hash)));
     memcpy(out, &d, sizeof d);
     out += sizeof d;
     if (format == PACK_Q4_1) {

@@ -2,6 +2,7 @@
  * object a line on standard output. tests/bench/run asks it in turn with a peer and makes a table.
  *
  *   bench_model MODEL [--threads N] [--isa NAME] [--context N] [--batch N] [--ceiling-mib N]
+ *               [--weights auto|bf16|int8|native]
  *
  * MODEL is a GGUF file or an HF folder, or "qwen3-0.6b": random weights of that shape. --context
  * (256) is the number of tokens before the generated ones, --batch (64) the largest batch,
@@ -38,6 +39,7 @@ enum {
 
 typedef struct options {
     const char *model;
+    model_weights weights;
     const char *isa;
     uint32_t threads;
     uint32_t context;
@@ -132,12 +134,19 @@ static double attention_flops(const bench *b, uint32_t first, uint32_t tokens) {
     return 4.0 * keys * g->heads * g->head_dim * g->layers;
 }
 
+static double matrix_bytes(const pack_matrix *m) {
+    return (double)pack_bytes(m->format, m->columns, m->depth);
+}
+
 /* Bytes of weights that one step reads. */
 static double weight_bytes(const bench *b) {
-    double sum = output_weights(b->m);
-    for (uint32_t i = 0; i < b->m->card.geometry.layers; i++)
-        sum += layer_weights(&b->m->layers[i]);
-    return sum * sizeof(uint16_t);
+    double sum = matrix_bytes(&b->m->output);
+    for (uint32_t i = 0; i < b->m->card.geometry.layers; i++) {
+        const model_layer *layer = &b->m->layers[i];
+        sum += matrix_bytes(&layer->qkv) + matrix_bytes(&layer->attention_out) +
+               matrix_bytes(&layer->gate_up) + matrix_bytes(&layer->down);
+    }
+    return sum;
 }
 
 static double kv_bytes(const bench *b, uint32_t tokens) {
@@ -358,11 +367,12 @@ static bool run_command(bench *b, char *line) {
 /* ---- set up */
 
 static void open_model(bench *b) {
+    const model_load_options load = {.weights = b->o.weights, .threads = b->o.threads};
     bt_error error;
     if (strcmp(b->o.model, "qwen3-0.6b") == 0)
-        check(model_generate(&qwen3_06b, 1, &b->m, &error), &error);
+        check(model_generate_stored(&qwen3_06b, 1, PACK_BF16, load.weights, &b->m, &error), &error);
     else
-        check(model_load(b->o.model, NULL, NULL, &b->m, &error), &error);
+        check(model_load(b->o.model, &load, &b->m, &error), &error);
 }
 
 static void open_batch(bench *b) {
@@ -447,6 +457,16 @@ static uint32_t parse_number(const char *text, uint32_t low, uint32_t high) {
     exit(2);
 }
 
+static bool parse_weights(const char *text, model_weights *weights) {
+    static const char *const names[] = {"auto", "bf16", "int8", "native"};
+    for (int i = 0; i < (int)BT_ARRAY_COUNT(names); i++)
+        if (strcmp(text, names[i]) == 0) {
+            *weights = (model_weights)i;
+            return true;
+        }
+    return false;
+}
+
 static bool parse_options(options *o, int argc, char **argv) {
     if (argc < 2 || argc % 2 != 0) return false;
     o->model = argv[1];
@@ -461,17 +481,22 @@ static bool parse_options(options *o, int argc, char **argv) {
             o->ceiling_mib = parse_number(argv[i + 1], 1, 1 << 20);
         else if (strcmp(argv[i], "--isa") == 0)
             o->isa = argv[i + 1];
-        else
+        else if (strcmp(argv[i], "--weights") != 0 || !parse_weights(argv[i + 1], &o->weights))
             return false;
     }
     return true;
 }
 
 int main(int argc, char **argv) {
-    static bench b = {.o = {.threads = 2, .context = 256, .batch_max = 64, .ceiling_mib = 1024}};
+    static bench b = {.o = {.threads = 2,
+                            .context = 256,
+                            .batch_max = 64,
+                            .ceiling_mib = 1024,
+                            .weights = MODEL_WEIGHTS_BF16}};
     if (!parse_options(&b.o, argc, argv)) {
         fprintf(stderr, "usage: bench_model MODEL|qwen3-0.6b [--threads N] [--isa NAME]"
-                        " [--context N] [--batch N] [--ceiling-mib N]\n");
+                        " [--context N] [--batch N] [--ceiling-mib N]"
+                        " [--weights auto|bf16|int8|native]\n");
         return 2;
     }
     open_model(&b);

@@ -50,6 +50,7 @@ def differing_workers_are_refused_by_name():
                 field="sampling_mask_max_tokens", values=(32, 64))
         refusal(cluster, "decode", "--page-tokens", 16, field="page_tokens", values=(16, 32))
         refusal(cluster, "prefill", "--kv-dtype", "f32", field="kv_dtype", values=("f32", "bf16"))
+        refusal(cluster, "decode", "--weights", "int8", field="numerics", values=("/int8", "host/exact/"))
         refusal(cluster, "decode", "--kv-checksum", "off", field="kv_checksum", values=("off", "full"))
         done = extra_worker(cluster, "decode", model=tiny_model("llama"))
         equal(done.returncode, 3, done.stderr)

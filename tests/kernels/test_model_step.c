@@ -3,9 +3,11 @@
 #include "kernels/model.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -259,15 +261,14 @@ static uint64_t outcome_hash(const model *m, const outcome *o) {
     return hash_bytes(hash, o->kv, o->kv_bytes);
 }
 
-static void check_family(size_t index, kv_dtype dtype, uint64_t recorded_hash) {
-    model *m = tiny(index);
+static void check_model(model *m, kv_dtype dtype, uint64_t recorded_hash) {
     const variation alone = {.threads = 1, .dtype = dtype};
     outcome base = run(m, alone);
     const uint32_t vocab_size = model_get_card(m)->geometry.vocab_size;
     for (size_t i = 0; i < (size_t)SEQUENCES * GENERATED * vocab_size; i++)
         assert_true(base.logits[i] > -1e6F && base.logits[i] < 1e6F);
     if (outcome_hash(m, &base) != recorded_hash)
-        fail_msg("%s changed: the hash is now 0x%016" PRIx64, model_numerics(),
+        fail_msg("%s changed: the hash is now 0x%016" PRIx64, model_get_numerics(m),
                  outcome_hash(m, &base));
     const struct {
         const char *what;
@@ -309,6 +310,10 @@ static void check_family(size_t index, kv_dtype dtype, uint64_t recorded_hash) {
     model_destroy(m);
 }
 
+static void check_family(size_t index, kv_dtype dtype, uint64_t recorded_hash) {
+    check_model(tiny(index), dtype, recorded_hash);
+}
+
 static void llama_is_prefix_deterministic(void **state) {
     (void)state;
     check_family(0, KV_DTYPE_BF16, 0x7de47ac84438af62U);
@@ -332,6 +337,85 @@ static void mistral_is_prefix_deterministic(void **state) {
 static void f32_pages_are_prefix_deterministic(void **state) {
     (void)state;
     check_family(0, KV_DTYPE_F32, 0x0251d670cf2717dfU);
+}
+
+/* ---- weights in other formats */
+
+static model *tiny_stored(size_t index, pack_format stored, model_weights weights) {
+    model *m = NULL;
+    bt_error error;
+    if (model_generate_stored(&tiny_models[index], 7 + index, stored, weights, &m, &error) != BT_OK)
+        fail_msg("no model: %s", error.text);
+    return m;
+}
+
+static void int8_is_prefix_deterministic(void **state) {
+    (void)state;
+    check_model(tiny_stored(0, PACK_BF16, MODEL_WEIGHTS_INT8), KV_DTYPE_BF16, 0x1f3059b1ae71471bU);
+    check_model(tiny_stored(1, PACK_BF16, MODEL_WEIGHTS_INT8), KV_DTYPE_BF16, 0x2bba84f8a7e7d635U);
+}
+
+static void q8_0_is_prefix_deterministic(void **state) {
+    (void)state;
+    check_model(tiny_stored(1, PACK_Q8_0, MODEL_WEIGHTS_AUTO), KV_DTYPE_BF16, 0xd3a18d59c1672562U);
+}
+
+static void four_bits_are_prefix_deterministic(void **state) {
+    (void)state;
+    check_model(tiny_stored(1, PACK_Q4_0, MODEL_WEIGHTS_NATIVE), KV_DTYPE_BF16,
+                0x061b5c6d02f811e0U);
+    check_model(tiny_stored(1, PACK_Q4_1, MODEL_WEIGHTS_NATIVE), KV_DTYPE_BF16,
+                0xa579177935f127d4U);
+}
+
+static void numerics_name_the_formats(void **state) {
+    (void)state;
+    static const struct {
+        size_t index;
+        pack_format stored;
+        model_weights weights;
+        const char *behind;
+    } cases[] = {
+        {1, PACK_BF16, MODEL_WEIGHTS_AUTO, ""},      {1, PACK_BF16, MODEL_WEIGHTS_INT8, "/int8"},
+        {1, PACK_Q8_0, MODEL_WEIGHTS_AUTO, "/q8_0"}, {1, PACK_Q8_0, MODEL_WEIGHTS_NATIVE, "/q8_0"},
+        {1, PACK_Q8_0, MODEL_WEIGHTS_BF16, ""},      {1, PACK_Q8_0, MODEL_WEIGHTS_INT8, "/int8"},
+        {1, PACK_Q4_1, MODEL_WEIGHTS_AUTO, ""},      {1, PACK_Q4_1, MODEL_WEIGHTS_NATIVE, "/q4_1"},
+        {0, PACK_Q4_1, MODEL_WEIGHTS_NATIVE, ""}, /* rows of 72 and 100: no whole blocks */
+    };
+    for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++) {
+        model *m = tiny_stored(cases[i].index, cases[i].stored, cases[i].weights);
+        char want[64];
+        (void)snprintf(want, sizeof want, "%s%s", model_numerics(), cases[i].behind);
+        assert_string_equal(model_get_numerics(m), want);
+        model_destroy(m);
+    }
+}
+
+/* INT8 stays near bf16: the distance of the logits, over their size, of every first token. */
+static void int8_is_near_bf16(void **state) {
+    (void)state;
+    for (size_t index = 0; index < 3; index++) {
+        model *exact = tiny(index), *rounded = tiny_stored(index, PACK_BF16, MODEL_WEIGHTS_INT8);
+        const variation alone = {.threads = 1};
+        outcome a = run(exact, alone), b = run(rounded, alone);
+        const uint32_t vocab_size = tiny_models[index].vocab_size;
+        double distance = 0.0, size = 0.0;
+        for (uint32_t s = 0; s < SEQUENCES; s++) {
+            for (uint32_t i = 0; i < vocab_size; i++) {
+                const size_t at = (size_t)s * GENERATED * vocab_size + i;
+                const double d = (double)a.logits[at] - (double)b.logits[at];
+                distance += d * d;
+                size += (double)a.logits[at] * (double)a.logits[at];
+            }
+        }
+        const double error = sqrt(distance / size);
+        print_message("%s: int8 is %.4f from bf16\n", index == 0 ? "llama" : "qwen", error);
+        assert_true(error > 0.0 && error < 0.05);
+        free_outcome(&a);
+        free_outcome(&b);
+        model_destroy(exact);
+        model_destroy(rounded);
+    }
 }
 
 /* ---- what a step refuses */
@@ -543,6 +627,11 @@ int main(void) {
         cmocka_unit_test(qwen3_is_prefix_deterministic),
         cmocka_unit_test(mistral_is_prefix_deterministic),
         cmocka_unit_test(f32_pages_are_prefix_deterministic),
+        cmocka_unit_test(int8_is_prefix_deterministic),
+        cmocka_unit_test(q8_0_is_prefix_deterministic),
+        cmocka_unit_test(four_bits_are_prefix_deterministic),
+        cmocka_unit_test(numerics_name_the_formats),
+        cmocka_unit_test(int8_is_near_bf16),
         cmocka_unit_test(bad_batches_are_refused),
         cmocka_unit_test(bad_runners_and_geometries_are_refused),
 #ifdef BT_FAULT

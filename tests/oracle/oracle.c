@@ -3,7 +3,7 @@
  * or the threads. Cases come from stdin (cases.h).
  *
  *   baton-oracle --model PATH [--threads N] [--chunk-tokens N] [--page-tokens N] [--kv-dtype D]
- *                [--batch N] [--sampling-mask-max-tokens N] */
+ *                [--weights F] [--batch N] [--sampling-mask-max-tokens N] */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,10 +17,11 @@
 
 typedef struct settings {
     const char *model;
-    uint32_t threads, chunk_tokens, page_tokens, kv_dtype, batch, cap;
+    uint32_t threads, chunk_tokens, page_tokens, kv_dtype, weights, batch, cap;
 } settings;
 
 static const char *const kv_dtypes[] = {"bf16", "f32", NULL};
+static const char *const weights[] = {"auto", "bf16", "int8", "native", NULL};
 
 static const bt_option option_rows[] = {
     {.name = "model",
@@ -55,6 +56,12 @@ static const bt_option option_rows[] = {
      .choices = kv_dtypes,
      .help = "Type of keys and values.",
      .offset = offsetof(settings, kv_dtype)},
+    {.name = "weights",
+     .type = BT_OPTION_ENUM,
+     .default_text = "auto",
+     .choices = weights,
+     .help = "Form of the weights.",
+     .offset = offsetof(settings, weights)},
     {.name = "batch",
      .type = BT_OPTION_U32,
      .default_text = "1",
@@ -282,7 +289,8 @@ static bt_status check_cases(const oracle *o, const oracle_case *cases, uint32_t
 
 static bt_status set_up(oracle *o, const oracle_case *cases, uint32_t count, bt_error *error) {
     const settings *s = &o->settings;
-    bt_status status = model_load(s->model, NULL, &o->model, error);
+    const model_load_options load = {.weights = (model_weights)s->weights};
+    bt_status status = model_load(s->model, &load, &o->model, error);
     uint32_t tokens = 0;
     if (status == BT_OK) status = check_cases(o, cases, count, &tokens, error);
     if (status != BT_OK) return status;

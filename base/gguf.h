@@ -44,8 +44,13 @@ typedef enum bt_gguf_type {
 enum {
     BT_GGUF_TENSOR_F32 = 0,
     BT_GGUF_TENSOR_F16 = 1,
+    BT_GGUF_TENSOR_Q4_0 = 2,
     BT_GGUF_TENSOR_Q4_1 = 3,
+    BT_GGUF_TENSOR_Q5_0 = 6,
+    BT_GGUF_TENSOR_Q5_1 = 7,
     BT_GGUF_TENSOR_Q8_0 = 8,
+    BT_GGUF_TENSOR_Q4_K = 12,
+    BT_GGUF_TENSOR_Q5_K = 13,
     BT_GGUF_TENSOR_Q6_K = 14,
     BT_GGUF_TENSOR_BF16 = 30,
 };
@@ -93,6 +98,9 @@ const char *bt_gguf_path(const bt_gguf *file);
 /* Key/values. A missing key or another type is BT_ERR_CALLER_FILE with a sentence; ask
  * bt_gguf_has_key first where a key is optional. Outputs are set only on success. */
 bool bt_gguf_has_key(const bt_gguf *file, const char *key);
+/* All keys, sorted; index < count (asserted). */
+size_t bt_gguf_key_count(const bt_gguf *file);
+bt_gguf_string bt_gguf_key_at(const bt_gguf *file, size_t index);
 /* Any integer type, if the value is not negative. */
 BT_MUST_CHECK bt_status bt_gguf_get_u64(const bt_gguf *file, const char *key, uint64_t *out,
                                         bt_error *error);

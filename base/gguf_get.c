@@ -58,6 +58,15 @@ bool bt_gguf_has_key(const bt_gguf *file, const char *key) {
     return find_value(file, key) != NULL;
 }
 
+size_t bt_gguf_key_count(const bt_gguf *file) {
+    return file->value_count;
+}
+
+bt_gguf_string bt_gguf_key_at(const bt_gguf *file, size_t index) {
+    BT_ASSERT(index < file->value_count);
+    return file->values[index].key;
+}
+
 static bt_status require_value(const bt_gguf *file, const char *key, const gguf_value **out,
                                bt_error *error) {
     *out = find_value(file, key);

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "kernels/model/model_file_internal.h"
 #include "kernels/model/model_internal.h"
+#include "kernels/model/model_rope.h"
 
 /* Named limits, far above any model of these families, so that the size of a tensor fits in 64
  * bits. */
@@ -109,11 +110,23 @@ static bt_status check_geometry(const model_file *file, bt_error *error) {
                        "%s: the norm epsilon is %g, a number between 0 and 1 is needed", file->path,
                        (double)g->norm_epsilon);
     }
-    if (!(g->rope_theta >= 1.0 && g->rope_theta <= 1e15)) {
-        return bt_fail(error, BT_ERR_CALLER_FILE, "%s: the rope base is %g, 1 to 1e15 are possible",
-                       file->path, g->rope_theta);
-    }
+    bt_error rope = {0};
+    if (model_rope_check(g, &rope) != BT_OK)
+        return bt_fail(error, BT_ERR_CALLER_FILE, "%s: %s", file->path, rope.text);
     return BT_OK;
+}
+
+/* What has more than one way to be said, so that the same model has the same geometry: a window
+ * that reaches over the whole context is none, and yarn's context is at least the one it is for.
+ * Nothing is checked yet; what is absurd is left for check_geometry. */
+static void settle_geometry(model_geometry *g) {
+    const model_rope_scaling *s = &g->rope_scaling;
+    if (s->kind == MODEL_ROPE_KIND_YARN) {
+        const double context = s->original_context_tokens * s->factor;
+        if (context > g->context_tokens)
+            g->context_tokens = context < CONTEXT_MAX ? (uint32_t)context : CONTEXT_MAX + 1;
+    }
+    if (g->sliding_window >= g->context_tokens) g->sliding_window = 0;
 }
 
 static void format_name(const model_file_format *format, model_tensor tensor, uint32_t layer,
@@ -158,7 +171,8 @@ static bt_status find_weight(model_file *file, model_tensor tensor, uint32_t lay
     if (!file->format->find(file, name, weight)) {
         return bt_fail(error, BT_ERR_CALLER_FILE, "%s: tensor %s is missing", file->path, name);
     }
-    const bool is_qk = tensor == MODEL_TENSOR_Q || tensor == MODEL_TENSOR_K;
+    const bool is_qk = tensor == MODEL_TENSOR_Q || tensor == MODEL_TENSOR_K ||
+                       tensor == MODEL_TENSOR_Q_BIAS || tensor == MODEL_TENSOR_K_BIAS;
     if (is_qk && file->has_permuted_qk) weight->permuted_head_rows = file->card.geometry.head_dim;
     return check_weight(file, tensor, weight, error);
 }
@@ -240,6 +254,7 @@ bt_status model_file_open(const char *path, model_file **out, bt_error *error) {
         return bt_fail(error, BT_ERR_WORKER_MEMORY, "%s: out of memory", path);
     }
     bt_status status = open_container(file, error);
+    if (status == BT_OK) settle_geometry(&file->card.geometry);
     if (status == BT_OK) status = check_geometry(file, error);
     if (status == BT_OK) status = find_weights(file, error);
     if (status == BT_OK) status = check_no_rest(file, error);
@@ -254,7 +269,7 @@ bt_status model_file_open(const char *path, model_file **out, bt_error *error) {
 void model_file_close(model_file *file) {
     if (file == NULL) return;
     bt_gguf_close(file->gguf);
-    bt_safetensors_close(file->safetensors);
+    bt_safetensors_set_close(file->safetensors);
     bt_free(file->weights);
     bt_free(file->path);
     bt_free(file);
@@ -272,6 +287,17 @@ static uint32_t stored_row(const model_weight *weight, uint32_t row) {
     const uint32_t in_head = row % head_rows;
     const uint32_t half = head_rows / 2;
     return row - in_head + 2 * (in_head % half) + in_head / half;
+}
+
+/* Puts the elements of a vector that are in llama GGUF order back, head by head. */
+static void restore_vector(const model_weight *weight, uint16_t *vector) {
+    const uint32_t head_rows = weight->permuted_head_rows;
+    uint16_t head[HEAD_DIM_MAX];
+    for (uint64_t first = 0; first < weight->columns; first += head_rows) {
+        memcpy(head, vector + first, head_rows * sizeof head[0]);
+        for (uint32_t i = 0; i < head_rows; i++)
+            vector[first + i] = head[stored_row(weight, i)];
+    }
 }
 
 static const model_weight *weight_of(const model_file *file, model_tensor tensor, uint32_t layer) {
@@ -293,10 +319,12 @@ bt_status model_file_read(const model_file *file, model_tensor tensor, uint32_t 
     BT_ASSERT(first_row <= weight->rows && rows <= weight->rows - first_row);
     const size_t columns = (size_t)weight->columns;
     const size_t row_bytes = dequant_row_bytes(weight->encoding, columns);
+    const bool is_permuted_vector = weight->rank == 1 && weight->permuted_head_rows != 0;
     for (uint32_t row = first_row; row < first_row + rows; row++) {
-        const uint8_t *source = weight->data + stored_row(weight, row) * row_bytes;
-        if (!dequant_row(weight->encoding, source, columns, out))
+        const uint32_t stored = weight->rank == 1 ? 0 : stored_row(weight, row);
+        if (!dequant_row(weight->encoding, weight->data + stored * row_bytes, columns, out))
             return fail_row(file, weight, row, error);
+        if (is_permuted_vector) restore_vector(weight, out);
         out += columns;
     }
     return BT_OK;
@@ -308,7 +336,13 @@ pack_format model_file_stored_format(const model_file *file, model_tensor tensor
     case DEQUANT_ENCODING_Q8_0: return PACK_Q8_0;
     case DEQUANT_ENCODING_F32:
     case DEQUANT_ENCODING_F16:
-    case DEQUANT_ENCODING_BF16: break;
+    case DEQUANT_ENCODING_BF16:
+    case DEQUANT_ENCODING_Q4_0:
+    case DEQUANT_ENCODING_Q5_0:
+    case DEQUANT_ENCODING_Q5_1:
+    case DEQUANT_ENCODING_Q4_K:
+    case DEQUANT_ENCODING_Q5_K:
+    case DEQUANT_ENCODING_Q6_K: break;
     }
     return PACK_BF16;
 }
@@ -338,7 +372,7 @@ void model_file_release(const model_file *file, model_tensor tensor, uint32_t la
     if (file->gguf != NULL)
         bt_gguf_release(file->gguf, data, rows * row_bytes);
     else
-        bt_safetensors_release(file->safetensors, data, rows * row_bytes);
+        bt_safetensors_set_release(file->safetensors, weight->name, data, rows * row_bytes);
 }
 
 void model_file_set_name(model_file *file, const char *name, size_t bytes) {

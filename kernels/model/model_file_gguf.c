@@ -1,18 +1,7 @@
 /* GGUF as a model: which keys give the geometry, how tensors are called, which types are read. */
-#include <stdio.h>
 #include <string.h>
 
-#include "kernels/model/model_file_internal.h"
-
-enum { KEY_BYTES_MAX = 128 };
-
-/* The keys of an architecture start with its name. */
-typedef struct key_reader {
-    const bt_gguf *gguf;
-    const char *path;
-    const char *architecture;
-    bt_error *error;
-} key_reader;
+#include "kernels/model/model_file_gguf_internal.h"
 
 typedef struct architecture {
     const char *name;
@@ -36,9 +25,9 @@ static const char *tensor_name_at(const model_file *file, size_t index) {
     return bt_gguf_tensor_at(file->gguf, index)->name;
 }
 
+/* Read as part of the geometry. */
 static bool is_ignored(const char *name) {
-    (void)name;
-    return false;
+    return strcmp(name, MODEL_GGUF_ROPE_TENSOR) == 0;
 }
 
 static bool find_encoding(uint32_t type, dequant_encoding *out) {
@@ -46,8 +35,14 @@ static bool find_encoding(uint32_t type, dequant_encoding *out) {
     case BT_GGUF_TENSOR_F32: *out = DEQUANT_ENCODING_F32; return true;
     case BT_GGUF_TENSOR_F16: *out = DEQUANT_ENCODING_F16; return true;
     case BT_GGUF_TENSOR_BF16: *out = DEQUANT_ENCODING_BF16; return true;
+    case BT_GGUF_TENSOR_Q4_0: *out = DEQUANT_ENCODING_Q4_0; return true;
     case BT_GGUF_TENSOR_Q4_1: *out = DEQUANT_ENCODING_Q4_1; return true;
+    case BT_GGUF_TENSOR_Q5_0: *out = DEQUANT_ENCODING_Q5_0; return true;
+    case BT_GGUF_TENSOR_Q5_1: *out = DEQUANT_ENCODING_Q5_1; return true;
     case BT_GGUF_TENSOR_Q8_0: *out = DEQUANT_ENCODING_Q8_0; return true;
+    case BT_GGUF_TENSOR_Q4_K: *out = DEQUANT_ENCODING_Q4_K; return true;
+    case BT_GGUF_TENSOR_Q5_K: *out = DEQUANT_ENCODING_Q5_K; return true;
+    case BT_GGUF_TENSOR_Q6_K: *out = DEQUANT_ENCODING_Q6_K; return true;
     }
     return false;
 }
@@ -99,43 +94,9 @@ static const model_file_format format_gguf = {
     .find = find_tensor,
 };
 
-/* "llama.block_count" and the like, valid until the next call with the same buffer. */
-static const char *full_key(const key_reader *r, const char *key, char buffer[KEY_BYTES_MAX]) {
-    (void)snprintf(buffer, KEY_BYTES_MAX, "%s.%s", r->architecture, key);
-    return buffer;
-}
-
-static bool has_key(const key_reader *r, const char *key) {
-    char buffer[KEY_BYTES_MAX];
-    return bt_gguf_has_key(r->gguf, full_key(r, key, buffer));
-}
-
-static bt_status get_u32(const key_reader *r, const char *key, uint32_t *out) {
-    char buffer[KEY_BYTES_MAX];
-    return bt_gguf_get_u32(r->gguf, full_key(r, key, buffer), out, r->error);
-}
-
-static bt_status get_f64(const key_reader *r, const char *key, double *out) {
-    char buffer[KEY_BYTES_MAX];
-    return bt_gguf_get_f64(r->gguf, full_key(r, key, buffer), out, r->error);
-}
-
-/* An optional key that must have one value when it is there: another one asks for something that is
- * not built. */
-static bt_status require_neutral(const key_reader *r, const char *key, uint32_t neutral) {
-    uint32_t value = neutral;
-    if (!has_key(r, key)) return BT_OK;
-    const bt_status status = get_u32(r, key, &value);
-    if (status != BT_OK) return status;
-    if (value == neutral) return BT_OK;
-    return bt_fail(r->error, BT_ERR_CALLER_UNSUPPORTED,
-                   "%s: %s.%s is %u, which is not supported (only %u is)", r->path, r->architecture,
-                   key, value, neutral);
-}
-
-static bt_status find_architecture(const key_reader *r, const architecture **out) {
+static bt_status find_architecture(const gguf_keys *k, const architecture **out) {
     bt_gguf_string name;
-    bt_status status = bt_gguf_get_string(r->gguf, "general.architecture", &name, r->error);
+    bt_status status = bt_gguf_get_string(k->gguf, "general.architecture", &name, k->error);
     if (status != BT_OK) return status;
     for (size_t i = 0; i < BT_ARRAY_COUNT(architectures); i++) {
         const size_t bytes = strlen(architectures[i].name);
@@ -143,67 +104,50 @@ static bt_status find_architecture(const key_reader *r, const architecture **out
         *out = &architectures[i];
         return BT_OK;
     }
-    return bt_fail(r->error, BT_ERR_CALLER_UNSUPPORTED,
-                   "%s: architecture '%.*s' is not supported (llama, qwen2 and qwen3 are)", r->path,
+    return bt_fail(k->error, BT_ERR_CALLER_UNSUPPORTED,
+                   "%s: architecture '%.*s' is not supported (llama, qwen2 and qwen3 are)", k->path,
                    name.bytes > 64 ? 64 : (int)name.bytes, name.text);
 }
 
 /* Files that are not one whole model. */
-static bt_status check_kind(const key_reader *r) {
+static bt_status check_kind(const gguf_keys *k) {
     bt_gguf_string kind = {.text = "model", .bytes = 5};
     uint32_t parts = 1;
     bt_status status = BT_OK;
-    if (bt_gguf_has_key(r->gguf, "general.type")) {
-        status = bt_gguf_get_string(r->gguf, "general.type", &kind, r->error);
+    if (bt_gguf_has_key(k->gguf, "general.type")) {
+        status = bt_gguf_get_string(k->gguf, "general.type", &kind, k->error);
     }
-    if (status == BT_OK && bt_gguf_has_key(r->gguf, "split.count")) {
-        status = bt_gguf_get_u32(r->gguf, "split.count", &parts, r->error);
+    if (status == BT_OK && bt_gguf_has_key(k->gguf, "split.count")) {
+        status = bt_gguf_get_u32(k->gguf, "split.count", &parts, k->error);
     }
     if (status != BT_OK) return status;
     if (kind.bytes != 5 || memcmp(kind.text, "model", 5) != 0) {
-        return bt_fail(r->error, BT_ERR_CALLER_UNSUPPORTED, "%s: is a GGUF '%.*s', not a model",
-                       r->path, kind.bytes > 64 ? 64 : (int)kind.bytes, kind.text);
+        return bt_fail(k->error, BT_ERR_CALLER_UNSUPPORTED, "%s: is a GGUF '%.*s', not a model",
+                       k->path, kind.bytes > 64 ? 64 : (int)kind.bytes, kind.text);
     }
     if (parts > 1) {
-        return bt_fail(r->error, BT_ERR_CALLER_UNSUPPORTED,
+        return bt_fail(k->error, BT_ERR_CALLER_UNSUPPORTED,
                        "%s: is one of %u parts of a model; split files are not supported yet",
-                       r->path, parts);
+                       k->path, parts);
     }
     return BT_OK;
 }
 
-/* Scaled or partial rope, sliding windows and experts all change what is computed. */
-static bt_status check_variants(const key_reader *r, const model_geometry *g) {
-    bt_status status = BT_OK;
-    bt_gguf_string scaling = {.text = "none", .bytes = 4};
-    double factor = 1;
-    if (bt_gguf_find_tensor(r->gguf, "rope_freqs.weight") != NULL) {
-        return bt_fail(r->error, BT_ERR_CALLER_UNSUPPORTED,
-                       "%s: tensor rope_freqs.weight (scaled rope) is not supported yet", r->path);
-    }
-    if (has_key(r, "rope.scaling.type")) {
-        char buffer[KEY_BYTES_MAX];
-        status = bt_gguf_get_string(r->gguf, full_key(r, "rope.scaling.type", buffer), &scaling,
-                                    r->error);
-    }
-    if (status == BT_OK && has_key(r, "rope.scale_linear")) {
-        status = get_f64(r, "rope.scale_linear", &factor);
-    }
-    if (status != BT_OK) return status;
-    if (scaling.bytes != 4 || memcmp(scaling.text, "none", 4) != 0 || factor != 1) {
-        return bt_fail(r->error, BT_ERR_CALLER_UNSUPPORTED,
-                       "%s: rope scaling '%.*s' (linear factor %g) is not supported yet", r->path,
-                       scaling.bytes > 64 ? 64 : (int)scaling.bytes, scaling.text, factor);
-    }
-    status = require_neutral(r, "attention.value_length", g->head_dim);
-    if (status == BT_OK) status = require_neutral(r, "rope.dimension_count", g->head_dim);
-    if (status == BT_OK) status = require_neutral(r, "vocab_size", g->vocab_size);
-    if (status == BT_OK) status = require_neutral(r, "attention.sliding_window", 0);
-    if (status == BT_OK) status = require_neutral(r, "expert_count", 0);
-    return status;
+/* Biases that Llama and Qwen3 may have show in the first layer; if others lack them, that is found
+ * as with every tensor. */
+static void find_biases(const bt_gguf *gguf, model_geometry *g) {
+    if (bt_gguf_find_tensor(gguf, "blk.0.attn_q.bias") != NULL) g->has_qkv_bias = true;
+    if (bt_gguf_find_tensor(gguf, "blk.0.attn_output.bias") != NULL) g->has_o_bias = true;
 }
 
-static bt_status read_sizes(const key_reader *r, model_geometry *g) {
+/* llama.cpp's converter writes Mistral as `llama`, where the window holds for every layer. */
+static bt_status read_window(const gguf_keys *k, model_geometry *g) {
+    if (g->family != MODEL_FAMILY_LLAMA) return gguf_keys_require(k, "attention.sliding_window", 0);
+    if (!gguf_keys_has(k, "attention.sliding_window")) return BT_OK;
+    return gguf_keys_u32(k, "attention.sliding_window", &g->sliding_window);
+}
+
+static bt_status read_sizes(const gguf_keys *k, model_geometry *g) {
     const struct {
         const char *key;
         uint32_t *out;
@@ -215,53 +159,57 @@ static bt_status read_sizes(const key_reader *r, model_geometry *g) {
         {"attention.head_count", &g->heads},
     };
     for (size_t i = 0; i < BT_ARRAY_COUNT(keys); i++) {
-        const bt_status status = get_u32(r, keys[i].key, keys[i].out);
+        const bt_status status = gguf_keys_u32(k, keys[i].key, keys[i].out);
         if (status != BT_OK) return status;
     }
     g->kv_heads = g->heads;
-    if (has_key(r, "attention.head_count_kv")) {
-        const bt_status status = get_u32(r, "attention.head_count_kv", &g->kv_heads);
+    if (gguf_keys_has(k, "attention.head_count_kv")) {
+        const bt_status status = gguf_keys_u32(k, "attention.head_count_kv", &g->kv_heads);
         if (status != BT_OK) return status;
     }
-    if (has_key(r, "attention.key_length")) return get_u32(r, "attention.key_length", &g->head_dim);
+    if (gguf_keys_has(k, "attention.key_length"))
+        return gguf_keys_u32(k, "attention.key_length", &g->head_dim);
     if (g->heads == 0 || g->hidden_size % g->heads != 0) {
-        return bt_fail(r->error, BT_ERR_CALLER_FILE,
-                       "%s: the hidden size %u cannot be divided among %u heads", r->path,
+        return bt_fail(k->error, BT_ERR_CALLER_FILE,
+                       "%s: the hidden size %u cannot be divided among %u heads", k->path,
                        g->hidden_size, g->heads);
     }
     g->head_dim = g->hidden_size / g->heads;
     return BT_OK;
 }
 
-static bt_status read_geometry(const key_reader *r, model_geometry *g) {
+static bt_status read_geometry(const gguf_keys *k, model_geometry *g) {
     double epsilon = 0;
-    bt_status status = read_sizes(r, g);
-    if (status == BT_OK) status = get_f64(r, "attention.layer_norm_rms_epsilon", &epsilon);
+    bt_status status = read_sizes(k, g);
+    if (status == BT_OK) status = gguf_keys_f64(k, "attention.layer_norm_rms_epsilon", &epsilon);
     g->norm_epsilon = (float)epsilon;
     g->rope_theta = 10000;
-    if (status == BT_OK && has_key(r, "rope.freq_base")) {
-        status = get_f64(r, "rope.freq_base", &g->rope_theta);
+    if (status == BT_OK && gguf_keys_has(k, "rope.freq_base")) {
+        status = gguf_keys_f64(k, "rope.freq_base", &g->rope_theta);
     }
     if (status != BT_OK) return status;
-    const bt_gguf_tensor *embedding = bt_gguf_find_tensor(r->gguf, "token_embd.weight");
+    const bt_gguf_tensor *embedding = bt_gguf_find_tensor(k->gguf, "token_embd.weight");
     if (embedding == NULL || embedding->dimensions[1] > UINT32_MAX) {
-        return bt_fail(r->error, BT_ERR_CALLER_FILE,
-                       "%s: tensor token_embd.weight is missing or impossibly large", r->path);
+        return bt_fail(k->error, BT_ERR_CALLER_FILE,
+                       "%s: tensor token_embd.weight is missing or impossibly large", k->path);
     }
     g->vocab_size = (uint32_t)embedding->dimensions[1];
-    g->has_tied_embeddings = bt_gguf_find_tensor(r->gguf, "output.weight") == NULL;
-    return check_variants(r, g);
+    g->has_tied_embeddings = bt_gguf_find_tensor(k->gguf, "output.weight") == NULL;
+    find_biases(k->gguf, g);
+    status = gguf_keys_check(k, g);
+    if (status == BT_OK) status = read_window(k, g);
+    return status == BT_OK ? model_file_read_gguf_rope(k, g) : status;
 }
 
 /* Llama 3 and others end turns with another id than texts; both stop the generation. */
-static bt_status read_eos(model_file *file, const key_reader *r) {
+static bt_status read_eos(model_file *file, const gguf_keys *k) {
     static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
     for (size_t i = 0; i < BT_ARRAY_COUNT(keys); i++) {
         uint32_t id = 0;
-        if (!bt_gguf_has_key(r->gguf, keys[i])) continue;
-        bt_status status = bt_gguf_get_u32(r->gguf, keys[i], &id, r->error);
-        if (status == BT_OK) status = model_file_add_eos(file, id, keys[i], r->error);
+        if (!bt_gguf_has_key(k->gguf, keys[i])) continue;
+        bt_status status = bt_gguf_get_u32(k->gguf, keys[i], &id, k->error);
+        if (status == BT_OK) status = model_file_add_eos(file, id, keys[i], k->error);
         if (status != BT_OK) return status;
     }
     return BT_OK;
@@ -270,12 +218,12 @@ static bt_status read_eos(model_file *file, const key_reader *r) {
 bt_status model_file_open_gguf(model_file *file, bt_error *error) {
     bt_status status = bt_gguf_open(file->path, &file->gguf, error);
     if (status != BT_OK) return status;
-    key_reader r = {.gguf = file->gguf, .path = file->path, .error = error};
+    gguf_keys k = {.gguf = file->gguf, .path = file->path, .error = error};
     const architecture *found = NULL;
-    status = check_kind(&r);
-    if (status == BT_OK) status = find_architecture(&r, &found);
+    status = check_kind(&k);
+    if (status == BT_OK) status = find_architecture(&k, &found);
     if (status != BT_OK) return status;
-    r.architecture = found->name;
+    k.architecture = found->name;
     file->format = &format_gguf;
     file->has_permuted_qk = found->has_permuted_qk;
     file->card.geometry = (model_geometry){
@@ -283,8 +231,8 @@ bt_status model_file_open_gguf(model_file *file, bt_error *error) {
         .has_qkv_bias = found->has_qkv_bias,
         .has_qk_norm = found->has_qk_norm,
     };
-    status = read_geometry(&r, &file->card.geometry);
-    if (status == BT_OK) status = read_eos(file, &r);
+    status = read_geometry(&k, &file->card.geometry);
+    if (status == BT_OK) status = read_eos(file, &k);
     if (status != BT_OK) return status;
     bt_gguf_string name;
     if (bt_gguf_has_key(file->gguf, "general.name")) {

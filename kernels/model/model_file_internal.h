@@ -4,7 +4,7 @@
 #define BT_KERNELS_MODEL_MODEL_FILE_INTERNAL_H
 
 #include "base/gguf.h"
-#include "base/safetensors.h"
+#include "base/safetensors_set.h"
 #include "kernels/model/dequant.h"
 #include "kernels/model/model_file.h"
 
@@ -19,7 +19,7 @@ typedef struct model_weight {
     bool is_encoding_known; /* else `encoding` means nothing and type_name is to be refused */
     dequant_encoding encoding;
     const char *type_name;
-    uint32_t permuted_head_rows; /* head_dim when rows are in llama GGUF order, else 0 */
+    uint32_t permuted_head_rows; /* head_dim when outputs are in llama GGUF order, else 0 */
 } model_weight;
 
 /* One kind of container. */
@@ -37,8 +37,8 @@ struct model_file {
     char *path;
     model_card card;
     const model_file_format *format;
-    bt_gguf *gguf;               /* one of the two is open */
-    bt_safetensors *safetensors; /* */
+    bt_gguf *gguf;                   /* one of the two is open */
+    bt_safetensors_set *safetensors; /* */
     bool has_permuted_qk;
     model_weight *weights; /* [model_file_weight_count] */
 };

@@ -164,7 +164,7 @@ static void check_tiny(const char *name) {
     logits_file f = open_logits(name);
     const test_folder folder = test_folder_make();
     char gguf[300];
-    assert_true(tiny_model_parse_family(name, &m.family));
+    assert_true(tiny_model_parse(name, &m));
     assert_int_equal(tiny_model_write_hf(&m, folder.path), BT_OK);
     assert_int_equal(tiny_model_write_gguf(&m, folder.path, "model.gguf"), BT_OK);
     (void)snprintf(gguf, sizeof gguf, "%s/model.gguf", folder.path);

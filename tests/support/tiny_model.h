@@ -24,19 +24,28 @@ enum {
     TINY_MODEL_MERGES = 61,
     TINY_MODEL_TOKENS = 256 + TINY_MODEL_MERGES + 3, /* ids with text */
     TINY_MODEL_CONTEXT = 2048,
+    TINY_MODEL_SCALED_CONTEXT = 256,
+    TINY_MODEL_WINDOW = 24,
 };
 
 typedef struct tiny_model {
     model_family family;
     uint64_t seed;
-    uint32_t context_tokens; /* 0: TINY_MODEL_CONTEXT */
+    uint32_t context_tokens; /* 0: TINY_MODEL_CONTEXT, or TINY_MODEL_SCALED_CONTEXT with scaling */
+    uint32_t sliding_window; /* > 0: written as Mistral */
+    model_rope_kind rope;    /* scaled by 4 from a quarter of the context */
+    bool has_attention_bias; /* Llama: biases on q, k, v and o */
+    bool has_tied_output;    /* Llama: as SmolLM2 */
+    uint32_t shards;         /* > 1: the HF folder has so many files of weights */
 } tiny_model;
 
 /* Llama: untied. Qwen2: tied, biases. Qwen3: untied, head_dim larger than hidden / heads, norms on
  * q and k, and more ids than the tokenizer has. */
 model_geometry tiny_model_geometry(const tiny_model *m);
-/* "llama", "qwen2" or "qwen3" to a family; false for other names. */
-bool tiny_model_parse_family(const char *name, model_family *out);
+/* Sets what the name says, and leaves the other fields: llama, smollm2 (Llama, tied), mistral (a
+ * window of TINY_MODEL_WINDOW), qwen2 or qwen3, each followed by nothing, -linear, -llama3, -yarn
+ * or (Llama) -bias. false for other names. The three families differ in the details of yarn. */
+bool tiny_model_parse(const char *name, tiny_model *out);
 /* Shape of a tensor ({0, n} for a vector of n; {0, 0} when the family has none). */
 typedef struct tiny_shape {
     uint32_t rows;

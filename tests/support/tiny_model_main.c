@@ -1,6 +1,6 @@
-/* tiny-model FAMILY FOLDER [--gguf] [--seed N] [--context N]: writes a tiny model for tests and
- * prints the path to give to --model. FAMILY is llama, qwen2 or qwen3; FOLDER is made when it is
- * missing. */
+/* tiny-model NAME FOLDER [--gguf] [--seed N] [--context N] [--window N] [--shards N]: writes a tiny
+ * model for tests and prints the path to give to --model. NAME is as for tiny_model_parse (llama,
+ * qwen2, qwen3, mistral, smollm2, llama-yarn, ...); FOLDER is made when it is missing. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +10,10 @@
 #include "tests/support/tiny_model.h"
 
 static int fail_usage(void) {
-    (void)fprintf(stderr, "usage: tiny-model llama|qwen2|qwen3 FOLDER [--gguf] [--seed N] "
-                          "[--context N]\n");
+    (void)fprintf(stderr,
+                  "usage: tiny-model llama|smollm2|mistral|qwen2|qwen3[-linear|-llama3|-yarn|"
+                  "-bias] FOLDER [--gguf] [--seed N] [--context N] [--window N] "
+                  "[--shards N]\n");
     return 2;
 }
 
@@ -27,7 +29,7 @@ static bool parse_number(const char *text, uint64_t limit, uint64_t *out) {
 int main(int argc, char **argv) {
     tiny_model m = {.seed = 1};
     bool is_gguf = false;
-    if (argc < 3 || !tiny_model_parse_family(argv[1], &m.family)) return fail_usage();
+    if (argc < 3 || !tiny_model_parse(argv[1], &m)) return fail_usage();
     const char *folder = argv[2];
     for (int i = 3; i < argc; i++) {
         uint64_t value = 0;
@@ -40,6 +42,14 @@ int main(int argc, char **argv) {
         } else if (strcmp(argv[i], "--context") == 0 && i + 1 < argc &&
                    parse_number(argv[i + 1], 1 << 20, &value)) {
             m.context_tokens = (uint32_t)value;
+            i++;
+        } else if (strcmp(argv[i], "--window") == 0 && i + 1 < argc &&
+                   parse_number(argv[i + 1], 1 << 20, &value)) {
+            m.sliding_window = (uint32_t)value;
+            i++;
+        } else if (strcmp(argv[i], "--shards") == 0 && i + 1 < argc &&
+                   parse_number(argv[i + 1], 99, &value)) {
+            m.shards = (uint32_t)value;
             i++;
         } else {
             return fail_usage();

@@ -1,4 +1,5 @@
-/* Known answers of the weight encodings, computed by hand. */
+/* Known answers of the weight encodings: computed by hand, and those of another implementation for
+ * random blocks (tests/vectors/make_dequant_vectors.py). */
 #include "kernels/model/dequant.h"
 
 #include <math.h>
@@ -10,7 +11,10 @@
 #include <cmocka.h>
 
 #include "base/compiler.h"
+#include "base/file_map.h"
+#include "base/gguf.h"
 #include "kernels/bf16.h"
+#include "kernels/f16.h"
 
 static float from_bits(uint32_t bits) {
     float value;
@@ -49,10 +53,10 @@ static void f16_widens_exactly(void **state) {
         {0x7c00, INFINITY}, {0xfc00, -INFINITY},
     };
     for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++)
-        assert_true(dequant_widen_f16(cases[i].f16) == cases[i].value);
-    assert_true(signbit(dequant_widen_f16(0x8000)));
-    assert_true(isnan(dequant_widen_f16(0x7e00)));
-    assert_true(isnan(dequant_widen_f16(0x7c01)));
+        assert_true(f16_to_f32(cases[i].f16) == cases[i].value);
+    assert_true(signbit(f16_to_f32(0x8000)));
+    assert_true(isnan(f16_to_f32(0x7e00)));
+    assert_true(isnan(f16_to_f32(0x7c01)));
 }
 
 /* Sources start at an odd address: nothing may depend on alignment. */
@@ -121,6 +125,57 @@ static void q8_0_blocks(void **state) {
     check_row(DEQUANT_ENCODING_Q8_0, source, sizeof source, expected, 32);
 }
 
+static bool find_encoding(uint32_t type, dequant_encoding *out) {
+    static const struct {
+        uint32_t type;
+        dequant_encoding encoding;
+    } known[] = {
+        {BT_GGUF_TENSOR_Q4_0, DEQUANT_ENCODING_Q4_0}, {BT_GGUF_TENSOR_Q4_1, DEQUANT_ENCODING_Q4_1},
+        {BT_GGUF_TENSOR_Q5_0, DEQUANT_ENCODING_Q5_0}, {BT_GGUF_TENSOR_Q5_1, DEQUANT_ENCODING_Q5_1},
+        {BT_GGUF_TENSOR_Q8_0, DEQUANT_ENCODING_Q8_0}, {BT_GGUF_TENSOR_Q4_K, DEQUANT_ENCODING_Q4_K},
+        {BT_GGUF_TENSOR_Q5_K, DEQUANT_ENCODING_Q5_K}, {BT_GGUF_TENSOR_Q6_K, DEQUANT_ENCODING_Q6_K},
+    };
+    for (size_t i = 0; i < BT_ARRAY_COUNT(known); i++) {
+        if (known[i].type != type) continue;
+        *out = known[i].encoding;
+        return true;
+    }
+    return false;
+}
+
+static void random_blocks_equal_the_reference(void **state) {
+    (void)state;
+    enum { WEIGHTS = 512 };
+    bt_file_map map;
+    bt_error error;
+    uint32_t header[3];
+    size_t types = 0;
+    if (bt_file_map_open("tests/vectors/dequant.blocks", &map, &error) != BT_OK)
+        fail_msg("%s", error.text);
+    for (size_t at = 0; at < map.bytes; types++) {
+        float got[WEIGHTS];
+        uint16_t rounded[WEIGHTS];
+        dequant_encoding encoding = DEQUANT_ENCODING_F32;
+        assert_true(map.bytes - at >= sizeof header);
+        memcpy(header, map.data + at, sizeof header);
+        at += sizeof header;
+        assert_true(find_encoding(header[0], &encoding));
+        assert_int_equal(header[1], dequant_row_bytes(encoding, WEIGHTS));
+        assert_int_equal(header[2], WEIGHTS);
+        assert_true(map.bytes - at >= header[1] + sizeof got);
+        dequant_row_f32(encoding, map.data + at, WEIGHTS, got);
+        assert_true(dequant_row(encoding, map.data + at, WEIGHTS, rounded));
+        at += header[1];
+        if (memcmp(got, map.data + at, sizeof got) != 0)
+            fail_msg("%s differs", bt_gguf_tensor_type_name(header[0]));
+        at += sizeof got;
+        for (size_t i = 0; i < WEIGHTS; i++)
+            assert_int_equal(rounded[i], bf16_from_f32(got[i]));
+    }
+    bt_file_map_close(&map);
+    assert_int_equal(types, 8);
+}
+
 static void weights_that_are_not_numbers_are_seen(void **state) {
     (void)state;
     const uint8_t f32_nan[] = {0, 0, 0, 0, 1, 0, 0x80, 0x7f};
@@ -150,6 +205,7 @@ int main(void) {
         cmocka_unit_test(plain_rows),
         cmocka_unit_test(q4_1_blocks),
         cmocka_unit_test(q8_0_blocks),
+        cmocka_unit_test(random_blocks_equal_the_reference),
         cmocka_unit_test(weights_that_are_not_numbers_are_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,9 +4,10 @@
 
 #include "base/mem.h"
 #include "router/api_request_internal.h"
+#include "router/api_words.h"
 #include "router/http_status.h"
 
-enum { MESSAGES_MAX = 4096, ROLE_BYTES_MAX = 32 };
+enum { MESSAGES_MAX = 4096, ROLE_BYTES_MAX = 32, TOP_LOGPROBS_MAX = 20 /* OpenAI's */ };
 
 typedef enum chat_field {
     CHAT_MESSAGES,
@@ -29,6 +30,8 @@ typedef enum chat_field {
     CHAT_CHAT_TEMPLATE_KWARGS,
     CHAT_MODALITIES,
     CHAT_CONTINUE_FINAL_MESSAGE,
+    CHAT_CACHE_SALT,
+    CHAT_EXTRA_KEY,
     CHAT_FIRST_REFUSED,
     CHAT_FUNCTIONS = CHAT_FIRST_REFUSED,
     CHAT_FUNCTION_CALL,
@@ -66,6 +69,8 @@ static const char *const NAMES[CHAT_FIELD_COUNT] = {
     [CHAT_TOOL_CHOICE] = "tool_choice",
     [CHAT_CHAT_TEMPLATE_KWARGS] = "chat_template_kwargs",
     [CHAT_MODALITIES] = "modalities",
+    [CHAT_CACHE_SALT] = "cache_salt",
+    [CHAT_EXTRA_KEY] = "extra_key",
     [CHAT_FUNCTIONS] = "functions",
     [CHAT_FUNCTION_CALL] = "function_call",
     [CHAT_AUDIO] = "audio",
@@ -265,9 +270,16 @@ static void read_returns(api_fields *fields, api_request *request) {
     api_get_bool(fields, CHAT_LOGPROBS, &request->wants_logprob);
     api_get_int(fields, CHAT_TOP_LOGPROBS, &top_logprobs);
     request->generation.wants_logprob = request->wants_logprob;
-    if (top_logprobs != 0)
+    if (top_logprobs < 0 || top_logprobs > TOP_LOGPROBS_MAX) {
         (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
-                       "top_logprobs=%lld is not supported yet: only 0.", (long long)top_logprobs);
+                       "top_logprobs must be in [0, %d], got %lld.", TOP_LOGPROBS_MAX,
+                       (long long)top_logprobs);
+    } else if (top_logprobs > 0 && !request->wants_logprob) {
+        (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
+                       "top_logprobs is only allowed when logprobs is true.");
+    } else {
+        request->generation.top_logprobs = (uint32_t)top_logprobs;
+    }
     if (!request->streams) return;
     refuse_with_stream(fields, CHAT_RETURN_META_INFO, request->returns_meta);
     refuse_with_stream(fields, CHAT_RETURN_TOKEN_IDS, request->returns_token_ids);
@@ -394,6 +406,7 @@ void api_chat_read(api_reader *reader, const bt_json *root) {
     refuse_others(&fields);
     read_template_arguments(reader, &fields);
     api_rid_read(&fields, CHAT_RID, request);
+    api_salt_read(&fields, CHAT_CACHE_SALT, CHAT_EXTRA_KEY, request);
     request->generation.mask_mode =
         api_mask_mode_read(&fields, CHAT_RETURN_SAMPLING_MASK, CHAT_SAMPLING_LOGPROBS_MODE);
     read_length(&fields, &parameters);

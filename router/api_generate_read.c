@@ -2,6 +2,7 @@
  * for other servers. Unknown sampling parameters are refused: ignoring one would change the
  * sampling. */
 #include "router/api_request_internal.h"
+#include "router/api_words.h"
 
 typedef enum generate_field {
     GENERATE_TEXT,
@@ -17,6 +18,9 @@ typedef enum generate_field {
     GENERATE_SAMPLING_LOGPROBS_MODE,
     GENERATE_RID,
     GENERATE_RETURN_PROMPT_TOKEN_IDS,
+    GENERATE_SAMPLING_FILTER,
+    GENERATE_CACHE_SALT,
+    GENERATE_EXTRA_KEY,
     GENERATE_FIRST_REFUSED,
     GENERATE_INPUT_EMBEDS = GENERATE_FIRST_REFUSED,
     GENERATE_IMAGE_DATA,
@@ -50,6 +54,9 @@ static const char *const NAMES[GENERATE_FIELD_COUNT] = {
     [GENERATE_SAMPLING_LOGPROBS_MODE] = "sampling_logprobs_mode",
     [GENERATE_RID] = "rid",
     [GENERATE_RETURN_PROMPT_TOKEN_IDS] = "return_prompt_token_ids",
+    [GENERATE_SAMPLING_FILTER] = "sampling_filter",
+    [GENERATE_CACHE_SALT] = "cache_salt",
+    [GENERATE_EXTRA_KEY] = "extra_key",
     [GENERATE_INPUT_EMBEDS] = "input_embeds",
     [GENERATE_IMAGE_DATA] = "image_data",
     [GENERATE_AUDIO_DATA] = "audio_data",
@@ -92,15 +99,40 @@ static void read_sampling(api_reader *reader, const api_fields *fields, api_samp
 }
 
 /* Log-probabilities of the prompt and of other tokens than the drawn one. Without return_logprob
- * these fields mean nothing. */
-static void refuse_other_logprobs(api_fields *fields) {
+ * these fields mean nothing, and are not looked at. */
+static void read_logprobs(api_reader *reader, api_fields *fields) {
+    proto_generation *generation = &reader->request->generation;
     int64_t start = -1;
+    int64_t top = 0;
     api_get_int(fields, GENERATE_LOGPROB_START_LEN, &start);
-    if (start != -1)
+    api_get_int(fields, GENERATE_TOP_LOGPROBS_NUM, &top);
+    if (start < -1)
         (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
-                       "logprob_start_len=%lld is not supported yet: only -1.", (long long)start);
-    api_refuse_unless_neutral(fields, GENERATE_TOP_LOGPROBS_NUM, " yet");
-    api_refuse_unless_neutral(fields, GENERATE_TOKEN_IDS_LOGPROB, " yet");
+                       "logprob_start_len must be -1 (output only) or a position of the prompt, "
+                       "got %lld.",
+                       (long long)start);
+    if (top < 0 || top > PROTO_TOP_LOGPROBS_MAX)
+        (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
+                       "top_logprobs_num must be in [0, %d], got %lld.", PROTO_TOP_LOGPROBS_MAX,
+                       (long long)top);
+    api_logprob_ids_read(fields, GENERATE_TOKEN_IDS_LOGPROB, reader->model, reader->request);
+    if (fields->failure->http_status != 0) return;
+    generation->top_logprobs = (uint32_t)top;
+    generation->wants_prompt_logprobs = start >= 0;
+    /* What is beyond any prompt is refused when the prompt is known. */
+    if (start >= 0)
+        generation->prompt_logprobs_from = start < UINT32_MAX ? (uint32_t)start : UINT32_MAX;
+}
+
+static void check_logprob_start(const api_reader *reader) {
+    const api_request *request = reader->request;
+    const proto_generation *generation = &request->generation;
+    if (generation->wants_prompt_logprobs == 0 ||
+        generation->prompt_logprobs_from < request->prompt.count)
+        return;
+    (void)api_fail(reader->failure, 400, API_ERROR_GENERATE,
+                   "logprob_start_len=%u is beyond the prompt of %u tokens.",
+                   generation->prompt_logprobs_from, request->prompt.count);
 }
 
 static void read_flags(api_reader *reader, api_fields *fields) {
@@ -112,7 +144,9 @@ static void read_flags(api_reader *reader, api_fields *fields) {
     request->generation.mask_mode =
         api_mask_mode_read(fields, GENERATE_RETURN_SAMPLING_MASK, GENERATE_SAMPLING_LOGPROBS_MODE);
     request->generation.wants_logprob = request->wants_logprob;
-    if (request->wants_logprob) refuse_other_logprobs(fields);
+    if (request->wants_logprob) read_logprobs(reader, fields);
+    api_filter_read(fields, GENERATE_SAMPLING_FILTER, &request->generation.filter);
+    api_salt_read(fields, GENERATE_CACHE_SALT, GENERATE_EXTRA_KEY, request);
     for (size_t field = GENERATE_FIRST_REFUSED; field < GENERATE_FIELD_COUNT; field++) {
         api_refuse_unless_neutral(fields, field, "");
     }
@@ -147,6 +181,7 @@ void api_generate_read(api_reader *reader, const bt_json *root) {
         api_sampling_admit_mask(reader->settings, &sampling, reader->failure);
     if (reader->failure->http_status != 0) return;
     read_prompt(reader, &fields);
+    if (reader->failure->http_status == 0) check_logprob_start(reader);
     if (reader->failure->http_status != 0) return;
     api_sampling_fit_context(reader->model, &sampling, reader->request, reader->failure);
 }

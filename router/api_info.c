@@ -9,6 +9,7 @@
 
 #include "base/hex.h"
 #include "base/version.h"
+#include "router/api_sampling.h"
 
 #define GET_METHODS  "GET, HEAD, OPTIONS"
 #define POST_METHODS "POST, OPTIONS"
@@ -189,6 +190,7 @@ static void add_settings(bt_text *out, const api_settings *settings) {
     add_string(out, "served_model_name", settings->model_name);
     add_string(out, "control_address", settings->control_address);
     add_number(out, "sampling_mask_max_tokens", settings->mask_max_tokens);
+    add_string(out, "sampling_filter", api_filter_names[settings->sampling_filter]);
     add_number(out, "stream_interval", settings->stream_interval);
     bt_text_add_format(out, "\"incremental_streaming_output\":%s,",
                        settings->is_incremental ? "true" : "false");

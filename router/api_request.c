@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "router/api_request_internal.h"
+#include "router/api_words.h"
 #include "router/http_status.h"
 #include "router/random_id.h"
 
@@ -12,6 +13,8 @@ enum { WHOLE_COUNT_BYTES = 1 << 20 /* longer texts are not tokenized only to tel
 
 void api_request_fini(api_request *request) {
     token_list_fini(&request->prompt);
+    token_list_fini(&request->biases);
+    token_list_fini(&request->logprob_ids);
     stop_set_destroy(request->stops);
     for (uint32_t i = 0; i < request->stop_count; i++) {
         bt_free(request->stop_texts[i]);
@@ -137,6 +140,7 @@ bool api_request_read(api_kind kind, const char *body, size_t bytes, const api_s
     out->stream_interval = settings->stream_interval;
     out->generation = proto_generation_default();
     out->generation.vocab_limit = tokenizer_vocab_count(settings->tokenizer);
+    out->generation.filter = settings->sampling_filter;
     if (bt_json_parse(body, bytes, &root, &error) != BT_OK) {
         (void)api_fail(failure_out, 400, API_ERROR_SCHEMA, "%s", error.text);
     } else if (root.kind != BT_JSON_OBJECT) {
@@ -150,6 +154,8 @@ bool api_request_read(api_kind kind, const char *body, size_t bytes, const api_s
     } else {
         api_chat_read(&reader, &root);
     }
+    if (failure_out->http_status == 0 && api_words_join(out) != BT_OK)
+        (void)api_fail(failure_out, 503, API_ERROR_GENERATE, "the router is out of memory");
     if (failure_out->http_status == 0) return true;
     if (kind == API_CHAT) failure_out->shape = API_ERROR_OPENAI;
     api_request_fini(out);

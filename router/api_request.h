@@ -37,6 +37,7 @@ typedef struct api_settings {
     uint32_t mask_max_tokens; /* --sampling-mask-max-tokens */
     uint32_t context_max;     /* --context-length, 0 = the model's */
     uint32_t stream_interval; /* --stream-interval, >= 1 */
+    uint32_t sampling_filter; /* --sampling-filter, sampler_filter's numbers */
     bool is_incremental;      /* --incremental-streaming-output */
     char model_name[API_NAME_MAX];
     char model_path[PROTO_TEXT_MAX];
@@ -61,8 +62,10 @@ typedef struct api_failure {
 
 typedef struct api_request {
     api_kind kind;
-    token_list prompt;
+    token_list prompt;           /* ids [count]; behind them the other words of the attempt */
     proto_generation generation; /* stop_ids: EOS and stop_token_ids; none with ignore_eos */
+    token_list biases;           /* ids, then the bits of their biases */
+    token_list logprob_ids;      /* [generation.logprob_id_count], as the client listed them */
     stop_set *stops;
     char **stop_texts; /* [stop_count], what finish_reason.matched says */
     size_t *stop_bytes;

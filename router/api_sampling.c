@@ -1,8 +1,9 @@
 /* Sampling parameters of both endpoints, under two lists of names. Every field is checked here,
- * also those that are not built: they may only have the value that changes nothing, and are refused
- * by name otherwise. A request that passed holds a generation that the workers take as it is (float
- * range, seed, stop ids without repeats); the length is open until the prompt is counted
- * (api_sampling_fit_context). */
+ * also those that are not built (grammars): they may only have the value that changes nothing, and
+ * are refused by name otherwise. A request that passed holds a generation that the workers take as
+ * it is (float range, seed, stop ids without repeats); the length is open until the prompt is
+ * counted (api_sampling_fit_context). Defaults never come from the model's own generation
+ * settings. */
 #include "router/api_sampling.h"
 
 #include <float.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "router/api_words.h"
 #include "router/random_id.h"
 
 enum { TOP_K_ALL = 1 << 30 }; /* SGLang's "no top-k"; a literal one means the same */
@@ -43,6 +45,7 @@ const char *const SAMPLING_NAMES[SAMPLING_FIELD_COUNT] = {
     [SAMPLING_SEED] = "sampling_seed",
     [SAMPLING_STREAM_INTERVAL] = "stream_interval",
     [SAMPLING_CUSTOM_PARAMS] = "custom_params",
+    [SAMPLING_FILTER] = "sampling_filter",
 };
 
 const char *const SAMPLING_CHAT_NAMES[SAMPLING_FIELD_COUNT] = {
@@ -71,6 +74,7 @@ const char *const SAMPLING_CHAT_NAMES[SAMPLING_FIELD_COUNT] = {
     [SAMPLING_SEED] = "seed",
     [SAMPLING_STREAM_INTERVAL] = "stream_interval",
     [SAMPLING_CUSTOM_PARAMS] = "custom_params",
+    [SAMPLING_FILTER] = "sampling_filter",
 };
 
 /* "NAME must be RULE, got X.", X as the client wrote it. */
@@ -81,36 +85,9 @@ static void fail_value(api_fields *fields, size_t field, const char *rule) {
                    fields->names[field], rule, bytes, value->text);
 }
 
-static void fail_unsupported(api_fields *fields, size_t field) {
-    const bt_json *value = &fields->values[field];
-    int bytes = value->bytes < 64 ? (int)value->bytes : 64;
-    (void)api_fail(fields->failure, 400, API_ERROR_GENERATE, "%s=%.*s is not supported yet.",
-                   fields->names[field], bytes, value->text);
-}
-
-/* Parameters that are checked but not built: anything but `neutral` is refused by name. */
-static void refuse_number(api_fields *fields, size_t field, double low, double high,
-                          const char *rule, double neutral) {
-    double value = neutral;
-    api_get_number(fields, field, &value);
-    if (fields->failure->http_status != 0 || !fields->is_given[field]) return;
-    if (!(value >= low && value <= high)) {
-        fail_value(fields, field, rule);
-    } else if (value != neutral) {
-        fail_unsupported(fields, field);
-    }
-}
-
-static void read_unsupported(api_fields *fields) {
+static void refuse_grammars(api_fields *fields) {
     static const size_t GRAMMARS[] = {SAMPLING_REGEX, SAMPLING_JSON_SCHEMA, SAMPLING_EBNF};
     unsigned grammars = 0;
-    refuse_number(fields, SAMPLING_MIN_P, 0, 1, "in [0, 1]", 0);
-    refuse_number(fields, SAMPLING_FREQUENCY_PENALTY, -2, 2, "in [-2, 2]", 0);
-    refuse_number(fields, SAMPLING_PRESENCE_PENALTY, -2, 2, "in [-2, 2]", 0);
-    refuse_number(fields, SAMPLING_REPETITION_PENALTY, DBL_MIN, 2, "in (0, 2] (1.0 = no penalty)",
-                  1);
-    refuse_number(fields, SAMPLING_MIN_NEW_TOKENS, 0, INT32_MAX, "at least 0", 0);
-    refuse_number(fields, SAMPLING_N, 1, INT32_MAX, "at least 1", 1);
     for (size_t i = 0; i < BT_ARRAY_COUNT(GRAMMARS); i++) {
         grammars += fields->is_given[GRAMMARS[i]];
     }
@@ -120,7 +97,6 @@ static void read_unsupported(api_fields *fields) {
     for (size_t field = SAMPLING_STOP_REGEX; field <= SAMPLING_STRUCTURAL_TAG; field++) {
         api_refuse_unless_neutral(fields, field, " yet");
     }
-    api_refuse_unless_neutral(fields, SAMPLING_LOGIT_BIAS, " yet");
     api_refuse_unless_neutral(fields, SAMPLING_CUSTOM_PARAMS, "");
 }
 
@@ -155,6 +131,56 @@ static void read_filter(api_fields *fields, api_request *request, api_sampling *
     request->generation.top_k = top_k > 0 ? (uint32_t)top_k : 0;
 }
 
+/* A number in [low, high]; without the field *out keeps its value. */
+static void read_number(api_fields *fields, size_t field, double low, double high, const char *rule,
+                        float *out) {
+    double value = *out;
+    api_get_number(fields, field, &value);
+    if (fields->failure->http_status != 0 || !fields->is_given[field]) return;
+    if (value >= low && value <= high) {
+        *out = (float)value;
+    } else {
+        fail_value(fields, field, rule);
+    }
+}
+
+static void read_weights(api_fields *fields, proto_generation *generation) {
+    static const char PENALTY[] = "in [-2, 2]";
+    read_number(fields, SAMPLING_MIN_P, 0, 1, "in [0, 1]", &generation->min_p);
+    read_number(fields, SAMPLING_FREQUENCY_PENALTY, -2, 2, PENALTY, &generation->frequency_penalty);
+    read_number(fields, SAMPLING_PRESENCE_PENALTY, -2, 2, PENALTY, &generation->presence_penalty);
+    read_number(fields, SAMPLING_REPETITION_PENALTY, DBL_TRUE_MIN, 2,
+                "in (0, 2] (1.0 = no penalty)", &generation->repetition_penalty);
+    generation->repetition_penalty = clamp_float(generation->repetition_penalty);
+}
+
+const char *const api_filter_names[] = {"joint", "rank", NULL};
+
+void api_filter_read(api_fields *fields, size_t field, uint32_t *filter) {
+    char name[16] = "";
+    api_get_string(fields, field, name, sizeof(name));
+    if (fields->failure->http_status != 0 || !fields->is_given[field]) return;
+    for (uint32_t i = 0; api_filter_names[i] != NULL; i++) {
+        if (strcmp(api_filter_names[i], name) != 0) continue;
+        *filter = i;
+        return;
+    }
+    (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
+                   "%s must be 'joint' or 'rank', got '%s'.", fields->names[field], name);
+}
+
+static void read_samples(api_fields *fields, proto_generation *generation) {
+    char rule[32];
+    int64_t samples = 1;
+    api_get_int(fields, SAMPLING_N, &samples);
+    snprintf(rule, sizeof(rule), "in [1, %d]", PROTO_SAMPLES_MAX);
+    if (samples < 1 || samples > PROTO_SAMPLES_MAX) {
+        fail_value(fields, SAMPLING_N, rule);
+    } else {
+        generation->samples = (uint32_t)samples;
+    }
+}
+
 static void read_length(api_fields *fields, api_sampling *sampling) {
     int64_t tokens = sampling->max_new_tokens;
     api_get_int(fields, SAMPLING_MAX_NEW_TOKENS, &tokens);
@@ -165,6 +191,13 @@ static void read_length(api_fields *fields, api_sampling *sampling) {
         sampling->max_new_tokens = (uint32_t)tokens;
     }
     if (fields->is_null[SAMPLING_MAX_NEW_TOKENS]) sampling->is_open_ended = true;
+    int64_t least = 0;
+    api_get_int(fields, SAMPLING_MIN_NEW_TOKENS, &least);
+    if (least < 0 || least > INT32_MAX) {
+        fail_value(fields, SAMPLING_MIN_NEW_TOKENS, "at least 0");
+    } else {
+        sampling->min_new_tokens = (uint32_t)least;
+    }
 }
 
 static void read_seed(api_fields *fields, api_request *request) {
@@ -185,30 +218,25 @@ static void read_seed(api_fields *fields, api_request *request) {
 
 /* ---- stops ----------------------------------------------------------------------------------- */
 
-static void add_stop_id(api_fields *fields, api_request *request, int64_t id) {
-    proto_generation *generation = &request->generation;
-    for (uint32_t i = 0; i < generation->stop_id_count; i++) {
+/* The ids that end a sample, and that min_new_tokens bans, under construction. */
+static void add_stop_id(api_fields *fields, proto_generation *generation, int64_t id) {
+    for (uint32_t i = 0; i < generation->banned_id_count; i++) {
         if (generation->stop_ids[i] == id) return;
     }
-    if (generation->stop_id_count == PROTO_STOP_IDS_MAX) {
+    if (generation->banned_id_count == PROTO_STOP_IDS_MAX) {
         (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
                        "stop_token_ids and the model's own together are more than %d.",
                        PROTO_STOP_IDS_MAX);
         return;
     }
-    generation->stop_ids[generation->stop_id_count++] = (int32_t)id;
+    generation->stop_ids[generation->banned_id_count++] = (int32_t)id;
 }
 
-static void read_stop_ids(api_fields *fields, const api_model *model, api_request *request) {
+static void add_stop_list(api_fields *fields, const api_model *model,
+                          proto_generation *generation) {
     const bt_json *list = &fields->values[SAMPLING_STOP_TOKEN_IDS];
     bt_json_iter iter;
     bt_json item;
-    bool ignores_eos = false;
-    api_get_bool(fields, SAMPLING_IGNORE_EOS, &ignores_eos);
-    for (uint32_t i = 0; i < model->eos_count && !ignores_eos; i++) {
-        add_stop_id(fields, request, model->eos_ids[i]);
-    }
-    if (!fields->is_given[SAMPLING_STOP_TOKEN_IDS]) return;
     if (list->kind != BT_JSON_ARRAY) {
         fail_value(fields, SAMPLING_STOP_TOKEN_IDS, "a list of token ids");
         return;
@@ -223,8 +251,21 @@ static void read_stop_ids(api_fields *fields, const api_model *model, api_reques
         }
         /* An id outside the vocabulary is never drawn. */
         bool can_match = id >= 0 && id < (int64_t)model->vocab_size;
-        if (can_match && !ignores_eos) add_stop_id(fields, request, id);
+        if (can_match) add_stop_id(fields, generation, id);
     }
+}
+
+/* With ignore_eos the ids end nothing; until min_new_tokens they are banned all the same. */
+static void read_stop_ids(api_fields *fields, const api_model *model, proto_generation *generation,
+                          const api_sampling *sampling) {
+    bool ignores_eos = false;
+    api_get_bool(fields, SAMPLING_IGNORE_EOS, &ignores_eos);
+    for (uint32_t i = 0; i < model->eos_count; i++) {
+        add_stop_id(fields, generation, model->eos_ids[i]);
+    }
+    if (fields->is_given[SAMPLING_STOP_TOKEN_IDS]) add_stop_list(fields, model, generation);
+    generation->stop_id_count = ignores_eos ? 0 : generation->banned_id_count;
+    if (sampling->min_new_tokens == 0) generation->banned_id_count = 0;
 }
 
 /* Copies one stop string; stop_texts has room for it. */
@@ -282,11 +323,16 @@ void api_sampling_read(api_fields *fields, const api_model *model, api_request *
                        api_sampling *sampling) {
     bool ignored = false;
     int64_t interval = request->stream_interval;
+    sampling->names = fields->names;
     read_length(fields, sampling);
     read_filter(fields, request, sampling);
-    read_unsupported(fields);
+    read_weights(fields, &request->generation);
+    api_filter_read(fields, SAMPLING_FILTER, &request->generation.filter);
+    read_samples(fields, &request->generation);
+    refuse_grammars(fields);
+    api_bias_read(fields, SAMPLING_LOGIT_BIAS, model, request);
     read_seed(fields, request);
-    read_stop_ids(fields, model, request);
+    read_stop_ids(fields, model, &request->generation, sampling);
     read_stop_strings(fields, request);
     api_get_bool(fields, SAMPLING_SKIP_SPECIAL_TOKENS, &request->skips_special);
     api_get_bool(fields, SAMPLING_SPACES_BETWEEN_SPECIAL_TOKENS, &ignored);
@@ -306,33 +352,44 @@ void api_sampling_admit_mask(const api_settings *settings, const api_sampling *s
                    settings->mask_max_tokens);
 }
 
-void api_sampling_fit_context(const api_model *model, const api_sampling *sampling,
-                              api_request *request, api_failure *failure) {
+/* false: it does not fit. */
+static bool fit_length(const api_model *model, const api_sampling *sampling, api_request *request,
+                       api_failure *failure) {
     uint32_t prompt = request->prompt.count;
     uint32_t context = model->context_tokens;
-    if (prompt >= context) {
-        (void)api_fail(failure, 400, API_ERROR_GENERATE,
-                       "The input (%u tokens) is longer than the model's context length (%u "
-                       "tokens).",
-                       prompt, context);
-        return;
-    }
+    if (prompt >= context)
+        return api_fail(failure, 400, API_ERROR_GENERATE,
+                        "The input (%u tokens) is longer than the model's context length (%u "
+                        "tokens).",
+                        prompt, context);
     if (sampling->is_open_ended) {
         /* A prompt that leaves no room at all is the dispatch's to refuse, by the workers' sizes.
          */
         const uint32_t limit = prompt < model->room_tokens ? model->room_tokens : context;
         request->generation.max_new_tokens = limit - prompt;
-        return;
+        return true;
     }
     uint64_t total = (uint64_t)prompt + sampling->max_new_tokens;
-    if (total > context) {
-        (void)api_fail(failure, 400, API_ERROR_GENERATE,
-                       "Requested token count exceeds the model's maximum context length of %u "
-                       "tokens. You requested a total of %llu tokens: %u tokens from the input "
-                       "messages and %u tokens for the completion. Please reduce the number of "
-                       "tokens in the input messages or the completion to fit within the limit.",
-                       context, (unsigned long long)total, prompt, sampling->max_new_tokens);
+    if (total > context)
+        return api_fail(failure, 400, API_ERROR_GENERATE,
+                        "Requested token count exceeds the model's maximum context length of %u "
+                        "tokens. You requested a total of %llu tokens: %u tokens from the input "
+                        "messages and %u tokens for the completion. Please reduce the number of "
+                        "tokens in the input messages or the completion to fit within the limit.",
+                        context, (unsigned long long)total, prompt, sampling->max_new_tokens);
+    request->generation.max_new_tokens = sampling->max_new_tokens;
+    return true;
+}
+
+void api_sampling_fit_context(const api_model *model, const api_sampling *sampling,
+                              api_request *request, api_failure *failure) {
+    if (!fit_length(model, sampling, request, failure)) return;
+    if (sampling->min_new_tokens > request->generation.max_new_tokens) {
+        (void)api_fail(failure, 400, API_ERROR_GENERATE, "%s must be in [0, %s=%u], got %u.",
+                       sampling->names[SAMPLING_MIN_NEW_TOKENS],
+                       sampling->names[SAMPLING_MAX_NEW_TOKENS], request->generation.max_new_tokens,
+                       sampling->min_new_tokens);
         return;
     }
-    request->generation.max_new_tokens = sampling->max_new_tokens;
+    request->generation.min_new_tokens = sampling->min_new_tokens;
 }

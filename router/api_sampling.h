@@ -31,6 +31,7 @@ typedef enum sampling_field {
     SAMPLING_SEED,
     SAMPLING_STREAM_INTERVAL,
     SAMPLING_CUSTOM_PARAMS,
+    SAMPLING_FILTER,
     SAMPLING_FIELD_COUNT,
 } sampling_field;
 
@@ -42,17 +43,25 @@ extern const char *const SAMPLING_CHAT_NAMES[SAMPLING_FIELD_COUNT];
 typedef struct api_sampling {
     bool is_open_ended; /* until the context, or the largest decode worker, is full */
     uint32_t max_new_tokens;
-    int64_t top_k; /* as given: -1 = all; 1 when greedy */
+    uint32_t min_new_tokens;
+    int64_t top_k;            /* as given: -1 = all; 1 when greedy */
+    const char *const *names; /* of the fields, for sentences */
 } api_sampling;
 
-/* Checks every field and fills request->generation, stops and flags. The defaults of *sampling
- * (length) are the caller's. fields->failure says what is wrong. */
+/* --sampling-filter, sampling_filter: sampler_filter's numbers, NULL-terminated. */
+extern const char *const api_filter_names[];
+
+/* Checks every field and fills request->generation, stops, biases and flags. The defaults of
+ * *sampling (length) and of the filter are the caller's. fields->failure says what is wrong. */
 void api_sampling_read(api_fields *fields, const api_model *model, api_request *request,
                        api_sampling *sampling);
+/* A field that names a filter rule; *filter keeps its value without one. */
+void api_filter_read(api_fields *fields, size_t field, uint32_t *filter);
 /* The admission rule of masks. */
 void api_sampling_admit_mask(const api_settings *settings, const api_sampling *sampling,
                              api_failure *failure);
-/* Decides max_new_tokens from the prompt's length, or refuses what does not fit the context. */
+/* Decides max_new_tokens from the prompt's length, or refuses what does not fit the context;
+ * min_new_tokens with it. */
 void api_sampling_fit_context(const api_model *model, const api_sampling *sampling,
                               api_request *request, api_failure *failure);
 

@@ -14,6 +14,7 @@
 #include "base/version.h"
 #include "proto/record.h"
 #include "proto/tokenizer_digest.h"
+#include "router/api_sampling.h"
 #include "router/control.h"
 #include "router/front.h"
 #include "router/intake.h"
@@ -30,7 +31,8 @@ enum {
 
 typedef struct values {
     const char *http, *control, *model, *served_model_name, *log_level, *port_file, *spill_path;
-    uint32_t mask_max_tokens, kv_checksum, http_threads, tokenizer_threads, requests_max;
+    uint32_t mask_max_tokens, sampling_filter, kv_checksum, http_threads, tokenizer_threads,
+        requests_max;
     uint32_t heartbeat_ms, dead_after_ms;
     uint32_t connections_max, request_timeout_s, context_length, stream_interval;
     uint64_t reply_memory, reply_spill_bytes, body_bytes_max, body_memory;
@@ -49,6 +51,10 @@ static const bt_option OPTIONS[] = {
      .help = "the model's name in /v1/models; the path when not given", AT(served_model_name)},
     {"sampling-mask-max-tokens", BT_OPTION_U32, "4096", .min = 1, .max = 1 << 20,
      .help = "most ids in one sampling mask; workers take it from here", AT(mask_max_tokens)},
+    {"sampling-filter", BT_OPTION_ENUM, "joint", .choices = api_filter_names,
+     .help = "rule of top_k and top_p at ties, where a request names none: joint keeps or drops "
+             "them together, rank cuts them by position",
+     AT(sampling_filter)},
     {"kv-checksum", BT_OPTION_ENUM, "full", .choices = record_checksum_names,
      .help = "how much of each KV chunk its checksum covers; workers take it from here",
      AT(kv_checksum)},
@@ -136,6 +142,7 @@ static bt_status prepare(program *p, bt_error *error) {
     settings->tokenizer = p->tokenizer;
     settings->mask_max_tokens = v->mask_max_tokens;
     settings->context_max = v->context_length;
+    settings->sampling_filter = v->sampling_filter;
     settings->stream_interval = v->stream_interval;
     settings->is_incremental = v->is_incremental;
     const char *name = v->served_model_name != NULL ? v->served_model_name : v->model;

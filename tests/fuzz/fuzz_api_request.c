@@ -28,6 +28,9 @@ static void check_request(const api_request *request) {
     BT_ASSERT(g->top_k < 1u << 30);
     BT_ASSERT(g->mask_mode <= ROW_MASK_SUPPORT);
     BT_ASSERT(g->mask_mode == ROW_MASK_OFF || (g->top_k >= 1 && g->top_k <= MASK_MAX));
+    BT_ASSERT(proto_generation_check(g, NULL) == BT_OK);
+    BT_ASSERT(request->prompt.capacity >= proto_words(g, request->prompt.count));
+    BT_ASSERT(g->prompt_logprobs_from < request->prompt.count);
     BT_ASSERT(g->stop_id_count <= PROTO_STOP_IDS_MAX && request->stop_count <= STOP_STRINGS_MAX);
     BT_ASSERT(request->stream_interval >= 1);
     BT_ASSERT(request->rid[0] != 0 && memchr(request->rid, 0, sizeof(request->rid)) != NULL);

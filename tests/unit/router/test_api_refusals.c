@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "router/api_words.h"
 #include "tests/unit/router/api_fixture.h"
 
 typedef struct refusal {
@@ -98,27 +99,105 @@ static const refusal GENERATE[] = {
      PLAIN("stream_interval must be at least 1, got 0.")},
     {"{\"input_ids\":[1],\"sampling_params\":{\"temprature\":1}}",
      PLAIN("Unexpected sampling parameter 'temprature'.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_p\":-0.001}}",
+     PLAIN("min_p must be in [0, 1], got -0.001.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_p\":\"x\"}}",
+     SCHEMA("min_p must be a number, got a string.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_p\":1e400}}",
+     PLAIN("min_p must be in [0, 1], got 1e400.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"frequency_penalty\":-2.001}}",
+     PLAIN("frequency_penalty must be in [-2, 2], got -2.001.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"frequency_penalty\":[1]}}",
+     SCHEMA("frequency_penalty must be a number, got a list (list inputs are not supported yet).")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"presence_penalty\":true}}",
+     SCHEMA("presence_penalty must be a number, got a boolean.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"repetition_penalty\":2.001}}",
+     PLAIN("repetition_penalty must be in (0, 2] (1.0 = no penalty), got 2.001.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"repetition_penalty\":-0.5}}",
+     PLAIN("repetition_penalty must be in (0, 2] (1.0 = no penalty), got -0.5.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"n\":0}}", PLAIN("n must be in [1, 128], got 0.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"n\":129}}",
+     PLAIN("n must be in [1, 128], got 129.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"n\":-3}}", PLAIN("n must be in [1, 128], got -3.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"n\":1.5}}",
+     SCHEMA("n must be an integer of 64 bits, got a number.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"n\":\"2\"}}",
+     SCHEMA("n must be an integer of 64 bits, got a string.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_new_tokens\":-1}}",
+     PLAIN("min_new_tokens must be at least 0, got -1.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_new_tokens\":129}}",
+     PLAIN("min_new_tokens must be in [0, max_new_tokens=128], got 129.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_new_tokens\":6,\"max_new_tokens\":5}}",
+     PLAIN("min_new_tokens must be in [0, max_new_tokens=5], got 6.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_new_tokens\":200,\"max_new_tokens\":null}}",
+     PLAIN("min_new_tokens must be in [0, max_new_tokens=199], got 200.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_new_tokens\":{}}}",
+     SCHEMA("min_new_tokens must be an integer of 64 bits, got an object.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":[1]}}",
+     SCHEMA("logit_bias must be an object, got a list.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"151936\":1}}}",
+     PLAIN("logit_bias must have keys in [0, 151935], got 151936.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"-1\":1}}}",
+     PLAIN("logit_bias must have keys in [0, 151935], got -1.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"the\":1}}}",
+     PLAIN("logit_bias must have keys in [0, 151935], got the.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"\":1}}}",
+     PLAIN("logit_bias must have keys in [0, 151935], got .")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"1.0\":1}}}",
+     PLAIN("logit_bias must have keys in [0, 151935], got 1.0.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"99999999999999999999\":1}}}",
+     PLAIN("logit_bias must have keys in [0, 151935], got 99999999999999999999.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"5\":\"x\"}}}",
+     SCHEMA("logit_bias of token 5 must be a number, got a string.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"5\":null}}}",
+     SCHEMA("logit_bias of token 5 must be a number, got null.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"5\":1e39}}}",
+     PLAIN("logit_bias of token 5 must be a finite 32-bit number, got 1e39.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"5\":-1e400}}}",
+     PLAIN("logit_bias of token 5 must be a finite 32-bit number, got -1e400.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"sampling_filter\":\"top\"}}",
+     PLAIN("sampling_filter must be 'joint' or 'rank', got 'top'.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"sampling_filter\":1}}",
+     SCHEMA("sampling_filter must be a string, got a number.")},
+    {"{\"input_ids\":[1],\"sampling_filter\":\"Rank\"}",
+     PLAIN("sampling_filter must be 'joint' or 'rank', got 'Rank'.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"top_logprobs_num\":-1}",
+     PLAIN("top_logprobs_num must be in [0, 128], got -1.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"top_logprobs_num\":129}",
+     PLAIN("top_logprobs_num must be in [0, 128], got 129.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"top_logprobs_num\":[1]}",
+     SCHEMA("top_logprobs_num must be an integer of 64 bits, got a list (list inputs are not "
+            "supported yet).")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"token_ids_logprob\":7}",
+     SCHEMA("token_ids_logprob must be a list of token ids, got a number.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"token_ids_logprob\":[1,151936]}",
+     SCHEMA("token_ids_logprob must be a list of token ids in [0, 151935], got 151936.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"token_ids_logprob\":[-1]}",
+     SCHEMA("token_ids_logprob must be a list of token ids in [0, 151935], got -1.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"token_ids_logprob\":[[1]]}",
+     SCHEMA("token_ids_logprob must be a list of token ids in [0, 151935], got [1].")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"token_ids_logprob\":[null]}",
+     SCHEMA("token_ids_logprob must be a list of token ids in [0, 151935], got null.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"logprob_start_len\":-2}",
+     PLAIN("logprob_start_len must be -1 (output only) or a position of the prompt, got -2.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"logprob_start_len\":1}",
+     PLAIN("logprob_start_len=1 is beyond the prompt of 1 tokens.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"logprob_start_len\":9223372036854775807}",
+     PLAIN("logprob_start_len=4294967295 is beyond the prompt of 1 tokens.")},
+    {"{\"input_ids\":[1],\"return_logprob\":true,\"logprob_start_len\":\"0\"}",
+     SCHEMA("logprob_start_len must be an integer of 64 bits, got a string.")},
+    {"{\"input_ids\":[1],\"cache_salt\":5}", SCHEMA("cache_salt must be a string, got a number.")},
+    {"{\"input_ids\":[1],\"extra_key\":[\"a\"]}",
+     SCHEMA("extra_key must be a string, got a list (list inputs are not supported yet).")},
+    {"{\"input_ids\":[1],\"extra_key\":\"a\\u0000b\"}", SCHEMA("extra_key holds a NUL character.")},
     /* Not built, refused by name. */
-    {"{\"input_ids\":[1],\"sampling_params\":{\"n\":2}}", PLAIN("n=2 is not supported yet.")},
-    {"{\"input_ids\":[1],\"sampling_params\":{\"min_p\":0.1}}",
-     PLAIN("min_p=0.1 is not supported yet.")},
-    {"{\"input_ids\":[1],\"sampling_params\":{\"min_new_tokens\":1}}",
-     PLAIN("min_new_tokens=1 is not supported yet.")},
     {"{\"input_ids\":[1],\"sampling_params\":{\"regex\":\"a\"}}",
      PLAIN("regex is not supported yet.")},
     {"{\"input_ids\":[1],\"sampling_params\":{\"regex\":\"a\",\"ebnf\":\"b\"}}",
      PLAIN("Only one of regex, json_schema, or ebnf can be set.")},
-    {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{\"5\":1}}}",
-     PLAIN("logit_bias is not supported yet.")},
     {"{\"input_ids\":[1],\"sampling_params\":{\"custom_params\":{\"return_top_p_token_ids\":true}}"
      "}",
      PLAIN("custom_params is not supported.")},
-    {"{\"input_ids\":[1],\"return_logprob\":true,\"top_logprobs_num\":2}",
-     PLAIN("top_logprobs_num is not supported yet.")},
-    {"{\"input_ids\":[1],\"return_logprob\":true,\"logprob_start_len\":0}",
-     PLAIN("logprob_start_len=0 is not supported yet: only -1.")},
-    {"{\"input_ids\":[1],\"return_logprob\":true,\"token_ids_logprob\":[1]}",
-     PLAIN("token_ids_logprob is not supported yet.")},
     {"{\"input_ids\":[1],\"lora_path\":\"x\"}", PLAIN("lora_path is not supported.")},
     {"{\"input_ids\":[1],\"bootstrap_room\":3}", PLAIN("bootstrap_room is not supported.")},
     {"{\"input_ids\":[1],\"image_data\":\"x\"}", PLAIN("image_data is not supported.")},
@@ -170,11 +249,24 @@ static const refusal CHAT[] = {
     {"{" USER ",\"max_completion_tokens\":-1,\"max_tokens\":5}",
      "max_tokens must be at least 1, got -1."},
     {"{" USER ",\"temperature\":-1}", "temperature must be a non-negative finite number, got -1."},
-    {"{" USER ",\"n\":3}", "n=3 is not supported yet."},
-    {"{" USER ",\"min_tokens\":2}", "min_tokens=2 is not supported yet."},
+    {"{" USER ",\"n\":129}", "n must be in [1, 128], got 129."},
+    {"{" USER ",\"min_tokens\":6,\"max_tokens\":5}",
+     "min_tokens must be in [0, max_completion_tokens=5], got 6."},
+    {"{" USER ",\"logit_bias\":{\"5\":100.5}}",
+     "logit_bias of token 5 must be in [-100, 100], got 100.5."},
+    {"{" USER ",\"logit_bias\":{\"5\":-101}}",
+     "logit_bias of token 5 must be in [-100, 100], got -101."},
+    {"{" USER ",\"frequency_penalty\":3}", "frequency_penalty must be in [-2, 2], got 3."},
+    {"{" USER ",\"sampling_filter\":\"x\"}", "sampling_filter must be 'joint' or 'rank', got 'x'."},
+    {"{" USER ",\"logprobs\":true,\"top_logprobs\":21}",
+     "top_logprobs must be in [0, 20], got 21."},
+    {"{" USER ",\"logprobs\":true,\"top_logprobs\":-1}",
+     "top_logprobs must be in [0, 20], got -1."},
+    {"{" USER ",\"top_logprobs\":2}", "top_logprobs is only allowed when logprobs is true."},
+    {"{" USER ",\"logprobs\":false,\"top_logprobs\":1}",
+     "top_logprobs is only allowed when logprobs is true."},
+    {"{" USER ",\"cache_salt\":true}", "cache_salt must be a string, got a boolean."},
     {"{" USER ",\"seed\":\"x\"}", "seed must be an integer of 64 bits, got a string."},
-    {"{" USER ",\"logprobs\":true,\"top_logprobs\":2}",
-     "top_logprobs=2 is not supported yet: only 0."},
     {"{" USER ",\"tools\":[{\"type\":\"function\"}]}", "tools is not supported yet."},
     {"{" USER ",\"tools\":[{\"type\":\"function\"}],\"tool_choice\":\"auto\"}",
      "tools is not supported yet."},
@@ -250,6 +342,12 @@ static void test_limits(void **state) {
          "stop is longer than 65536 bytes in all."},
         {"{\"input_ids\":[1],\"rid\":\"", "r", API_RID_MAX + 1, "\"}",
          "rid is longer than 256 bytes."},
+        {"{\"input_ids\":[1],\"cache_salt\":\"", "s", API_SALT_MAX + 1, "\"}",
+         "cache_salt is longer than 1024 bytes."},
+        {"{\"input_ids\":[1],\"return_logprob\":true,\"token_ids_logprob\":[", "N",
+         PROTO_LOGPROB_IDS_MAX, "7]}", "token_ids_logprob has more than 1024 ids."},
+        {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{", "\"5\":1,", PROTO_BIASES_MAX,
+         "\"6\":1}}}", "logit_bias has more than 4096 entries."},
         {"{\"text\":\"", "xxxxxxxxxx", 50000, "\"}",
          "is longer than the model's context length (200 tokens)."},
     };
@@ -260,6 +358,12 @@ static void test_limits(void **state) {
             fail_msg("%s is not in %s", CASES[i].text, api_fixture_body(f));
     }
     assert_true(ask_long(f, "{\"input_ids\":[1],\"rid\":\"", "r", API_RID_MAX, "\"}"));
+    api_fixture_length(f);
+    assert_true(ask_long(f, "{\"input_ids\":[1],\"extra_key\":\"", "s", API_SALT_MAX, "\"}"));
+    api_fixture_length(f);
+    assert_true(ask_long(f, "{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{", "\"5\":1,",
+                         PROTO_BIASES_MAX - 1, "\"5\":2}}}"));
+    assert_int_equal(f->call.request.generation.bias_count, 1);
     api_fixture_length(f);
 }
 
@@ -327,7 +431,11 @@ static void test_odd_but_accepted(void **state) {
         "{\"input_ids\":[1],\"lora_path\":\"\",\"stream_options\":{\"a\":1},\"whatever\":[1,{}]}",
         "{\"input_ids\":[1],\"stream\":null,\"rid\":null,\"sampling_params\":null,\"image_data\":"
         "null}",
-        "{\"input_ids\":[1],\"logprob_start_len\":0,\"top_logprobs_num\":5}",
+        "{\"input_ids\":[1],\"logprob_start_len\":7,\"top_logprobs_num\":500,"
+        "\"token_ids_logprob\":{}}",
+        "{\"input_ids\":[1],\"cache_salt\":null,\"extra_key\":\"\",\"sampling_filter\":null}",
+        "{\"input_ids\":[1],\"return_logprob\":true,\"logprob_start_len\":-1,"
+        "\"top_logprobs_num\":null,\"token_ids_logprob\":[]}",
         "{\"input_ids\":[0],\"input_ids\":[1]}",
         "{\"input_ids\":[1],\"sampling_params\":{\"top_k\":0,\"top_k\":5}}",
         "{\"input_ids\":[1],\"sampling_params\":{\"stop\":null,\"stop_token_ids\":null,\"top_k\":-"
@@ -388,6 +496,141 @@ static void test_generation_parameters(void **state) {
     assert_true(g->temperature == 0.25f);
 }
 
+static const int32_t *words_behind_prompt(const api_fixture *f) {
+    const api_request *request = &f->call.request;
+    return request->prompt.ids + request->prompt.count;
+}
+
+/* What is wider than a number: the words of the attempt. */
+static void test_words(void **state) {
+    api_fixture *f = *state;
+    const proto_generation *g = &f->call.request.generation;
+    assert_true(api_fixture_ask(
+        f, API_GENERATE,
+        "{\"input_ids\":[7,8],\"return_logprob\":true,\"token_ids_logprob\":[9,3,9],"
+        "\"sampling_params\":{\"logit_bias\":{\"300\":-1e38,\"5\":1,\"0\":0.5,\"005\":2.5}}}"));
+    assert_int_equal(f->call.request.prompt.count, 2);
+    assert_int_equal(g->bias_count, 3);
+    assert_int_equal(g->logprob_id_count, 3);
+    assert_int_equal(proto_words(g, 2), 11);
+    const int32_t *words = words_behind_prompt(f);
+    const float biases[] = {0.5f, 2.5f, -1e38f};
+    const int32_t ids[] = {0, 5, 300}, asked[] = {9, 3, 9};
+    assert_memory_equal(words, ids, sizeof(ids));
+    assert_memory_equal(words + 3, biases, sizeof(biases));
+    assert_memory_equal(words + 6, asked, sizeof(asked));
+    api_fixture_fail(f, BT_ERR_REQUEST_INVALID, 400, "x");
+    assert_true(api_fixture_ask(f, API_CHAT,
+                                "{\"input_ids\":[7,8,9],\"logit_bias\":{\"1\":100,\"2\":-100}}"));
+    assert_int_equal(g->bias_count, 2);
+    assert_int_equal(words_behind_prompt(f)[1], 2);
+    api_fixture_fail(f, BT_ERR_REQUEST_INVALID, 400, "x");
+}
+
+static void test_other_parameters(void **state) {
+    api_fixture *f = *state;
+    const proto_generation *g = &f->call.request.generation;
+    bt_error error;
+    assert_true(api_fixture_ask(
+        f, API_GENERATE,
+        "{\"input_ids\":[1,2],\"return_logprob\":true,\"logprob_start_len\":1,"
+        "\"top_logprobs_num\":128,\"sampling_params\":{\"min_p\":1,\"frequency_penalty\":-2,"
+        "\"presence_penalty\":2,\"repetition_penalty\":2,\"n\":128,\"min_new_tokens\":128,"
+        "\"sampling_filter\":\"rank\"}}"));
+    assert_true(g->min_p == 1.0f && g->frequency_penalty == -2.0f);
+    assert_true(g->presence_penalty == 2.0f && g->repetition_penalty == 2.0f);
+    assert_int_equal(g->samples, 128);
+    assert_int_equal(g->min_new_tokens, 128);
+    assert_int_equal(g->banned_id_count, 1);
+    assert_int_equal(g->filter, 1);
+    assert_int_equal(g->top_logprobs, 128);
+    assert_int_equal(g->wants_prompt_logprobs, 1);
+    assert_int_equal(g->prompt_logprobs_from, 1);
+    assert_int_equal(proto_generation_check(g, &error), BT_OK);
+    api_fixture_fail(f, BT_ERR_REQUEST_INVALID, 400, "x");
+    /* The smallest that is above nothing as a float; neutral values. */
+    assert_true(api_fixture_ask(f, API_GENERATE,
+                                "{\"input_ids\":[1],\"return_logprob\":true,\"sampling_params\":{"
+                                "\"repetition_penalty\":1e-310}}"));
+    assert_true(g->repetition_penalty > 0 && g->min_p == 0.0f);
+    assert_int_equal(proto_generation_check(g, &error), BT_OK);
+    assert_int_equal(g->samples, 1);
+    assert_int_equal(g->wants_prompt_logprobs, 0);
+    assert_int_equal(g->banned_id_count, 0);
+    assert_int_equal(g->filter, 0);
+    assert_true(g->cache_salt[0] == 0 && g->cache_salt[1] == 0);
+    api_fixture_length(f);
+    /* What ends a sample is banned before min_new_tokens, with ignore_eos too. */
+    assert_true(api_fixture_ask(f, API_GENERATE,
+                                "{\"input_ids\":[1],\"sampling_params\":{\"ignore_eos\":true,"
+                                "\"stop_token_ids\":[5],\"min_new_tokens\":3}}"));
+    assert_int_equal(g->stop_id_count, 0);
+    assert_int_equal(g->banned_id_count, 2);
+    assert_int_equal(g->stop_ids[0], API_FIXTURE_EOS);
+    assert_int_equal(g->stop_ids[1], 5);
+    api_fixture_length(f);
+    assert_true(api_fixture_ask(f, API_CHAT,
+                                "{\"input_ids\":[1],\"min_tokens\":3,\"n\":1,\"min_p\":0.5,"
+                                "\"logprobs\":true,\"top_logprobs\":20}"));
+    assert_int_equal(g->min_new_tokens, 3);
+    assert_int_equal(g->banned_id_count, g->stop_id_count);
+    assert_int_equal(g->top_logprobs, 20);
+    assert_true(g->min_p == 0.5f);
+    api_fixture_fail(f, BT_ERR_REQUEST_INVALID, 400, "x");
+}
+
+/* The option, the field, and the parameter, which wins. */
+static void test_filter_rule(void **state) {
+    static const struct {
+        const char *body;
+        uint32_t option, expected;
+    } CASES[] = {
+        {"{\"input_ids\":[1]}", 0, 0},
+        {"{\"input_ids\":[1]}", 1, 1},
+        {"{\"input_ids\":[1],\"sampling_filter\":\"joint\"}", 1, 0},
+        {"{\"input_ids\":[1],\"sampling_filter\":\"rank\"}", 0, 1},
+        {"{\"input_ids\":[1],\"sampling_filter\":\"rank\",\"sampling_params\":{"
+         "\"sampling_filter\":\"joint\"}}",
+         1, 0},
+    };
+    api_fixture *f = *state;
+    for (size_t i = 0; i < BT_ARRAY_COUNT(CASES); i++) {
+        f->settings.sampling_filter = CASES[i].option;
+        for (int kind = 0; kind < (i < 4 ? 2 : 1); kind++) {
+            assert_true(api_fixture_ask(f, (api_kind)kind, CASES[i].body));
+            assert_int_equal(f->call.request.generation.filter, CASES[i].expected);
+            api_fixture_length(f);
+        }
+    }
+}
+
+/* Requests share cached prefixes when both strings are the same, and only then. */
+static void test_salts(void **state) {
+    static const char *const BODIES[] = {
+        "{\"input_ids\":[1],\"cache_salt\":\"a\"}",
+        "{\"input_ids\":[1],\"extra_key\":\"a\"}",
+        "{\"input_ids\":[1],\"cache_salt\":\"a\",\"extra_key\":\"b\"}",
+        "{\"input_ids\":[1],\"cache_salt\":\"ab\"}",
+        "{\"input_ids\":[1],\"cache_salt\":\"b\",\"extra_key\":\"a\"}",
+        "{\"input_ids\":[2],\"cache_salt\":\"a\",\"stream\":false}",
+    };
+    enum { COUNT = sizeof(BODIES) / sizeof(BODIES[0]) };
+    api_fixture *f = *state;
+    uint64_t salts[COUNT][2];
+    for (size_t i = 0; i < COUNT; i++) {
+        assert_true(api_fixture_ask(f, i == 5 ? API_CHAT : API_GENERATE, BODIES[i]));
+        memcpy(salts[i], f->call.request.generation.cache_salt, sizeof(salts[i]));
+        assert_true(salts[i][0] != 0 || salts[i][1] != 0);
+        api_fixture_length(f);
+        for (size_t k = 0; k < i; k++) {
+            bool is_same = memcmp(salts[i], salts[k], sizeof(salts[i])) == 0;
+            assert_int_equal(is_same, i == 5 && k == 0);
+        }
+    }
+    /* SHA-256 of the length of "a" in 8 bytes, "a", and the length of "". */
+    assert_true(salts[0][0] == 0xd4482d981bafa149u && salts[0][1] == 0x5b935add4f4b4344u);
+}
+
 static void test_no_workers_yet(void **state) {
     api_fixture *f = *state;
     f->model.is_known = false;
@@ -409,6 +652,10 @@ int main(void) {
         CASE(test_context),
         CASE(test_odd_but_accepted),
         CASE(test_generation_parameters),
+        CASE(test_words),
+        CASE(test_other_parameters),
+        CASE(test_filter_rule),
+        CASE(test_salts),
         CASE(test_no_workers_yet),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

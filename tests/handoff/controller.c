@@ -115,8 +115,8 @@ static void store(controller *c, controller_node *from, const note *n) {
                                                   .kind = n->kind,
                                                   .status = n->status,
                                                   .peer = n->peer,
-                                                  .number = n->data.number,
-                                                  .slot = n->slot};
+                                                  .number = n->data.number};
+    memcpy(c->notes[c->note_count - 1].slots, n->slots, sizeof n->slots);
 }
 
 static void read_from(controller *c, controller_node *node) {
@@ -206,7 +206,7 @@ uint64_t controller_begin(controller *c, controller_node *prefill, controller_no
     assert_int_equal(expected.status, BT_OK);
     n.kind = NOTE_SEND;
     n.peer = decode->self;
-    n.slot = expected.slot;
+    memcpy(n.slots, expected.slots, sizeof n.slots);
     controller_tell(c, prefill, &n);
     return n.data.number;
 }

@@ -30,7 +30,7 @@ typedef struct controller_note {
     int32_t status;
     xfer_peer peer;
     uint64_t number;
-    row_slot slot;
+    row_slot slots[NOTE_SAMPLES_MAX];
 } controller_note;
 
 typedef struct controller_options {

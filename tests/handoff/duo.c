@@ -108,8 +108,8 @@ void duo_destroy(duo *d) {
 void duo_begin(duo *d, const sample *s) {
     const uint64_t deadline = d->now_us + DEADLINE_US;
     assert_int_equal(end_expect(d->decode, s, d->prefill_peer, deadline), BT_OK);
-    const row_slot slot = end_find(d->decode, s->number)->slot;
-    assert_int_equal(end_send(d->prefill, s, d->decode_peer, slot, deadline, 3), BT_OK);
+    const row_slot *slots = end_find(d->decode, s->number)->slots;
+    assert_int_equal(end_send(d->prefill, s, d->decode_peer, slots, deadline, 3), BT_OK);
 }
 
 static void loops(duo *d) {

@@ -44,7 +44,8 @@ static void release(end *e, end_attempt *a) {
     for (uint32_t i = 0; i < a->page_count; i++)
         scribble(e, a->pages[i]);
     kv_pool_release(e->pages, a->id.counter, a->pages, a->page_count);
-    if (e->receiver != NULL) row_pool_release(e->rows, a->slot);
+    for (uint32_t i = 0; e->receiver != NULL && i < sample_count(&a->data); i++)
+        row_pool_release(e->rows, a->slots[i]);
 }
 
 static end_attempt *event_attempt(end *e, proto_attempt id) {
@@ -55,35 +56,48 @@ static end_attempt *event_attempt(end *e, proto_attempt id) {
     return a;
 }
 
-static bool is_intact(end *e, end_attempt *a, const metadata_row *row) {
-    for (uint32_t i = 0; i < a->page_count; i++)
-        if (!sample_is_page(&a->data, i, kv_pool_page(e->pages, a->pages[i]),
-                            e->options.page_bytes))
-            return false;
-    const row_queue_options options = {
-        .mask_mode = a->data.mask_mode, .cap = e->options.cap, .bytes_max = 4u << 20};
+static bool is_intact_row(const end *e, const sample *s, const metadata_row *row) {
+    const row_queue_options options = {.mask_mode = s->mask_mode,
+                                       .cap = e->options.cap,
+                                       .top_logprobs = s->top_count,
+                                       .logprob_ids = s->id_logprob_count,
+                                       .bytes_max = 4u << 20};
     static uint8_t stream[4u << 20];
     static sample_row storage;
+    if (s->overflown != 0)
+        return row->status == 1 && row->first_token == -1 && row->cap_needed == s->support_count;
     row_queue *queue = NULL;
     assert_int_equal(row_queue_create(&options, &queue), BT_OK);
     assert_int_equal(row_queue_push_first(queue, row), BT_OK);
     for (uint32_t step = 1; step <= ENDS_STEPS; step++) {
         token_row next;
-        sample_make_step(&a->data, step, &storage, &next);
+        sample_make_step(s, step, &storage, &next);
         assert_int_equal(row_queue_push(queue, &next), BT_OK);
     }
     const size_t bytes = row_queue_take(queue, stream, sizeof stream);
-    const bool is_same = sample_is_stream(&a->data, stream, bytes, ENDS_STEPS);
+    const bool is_same = sample_is_stream(s, stream, bytes, ENDS_STEPS);
     const bool is_empty = row_queue_count(queue) == 0 && row_queue_bytes(queue) == 0;
     row_queue_destroy(queue);
-    return is_same && is_empty && row->cached_tokens == a->data.number % 7 &&
-           row->prompt_tokens == a->data.prompt_tokens;
+    return is_same && is_empty && row->cached_tokens == s->number % 7 &&
+           row->prompt_tokens == s->prompt_tokens;
 }
 
-static void on_ready(void *context, proto_attempt id, const metadata_row *row) {
+static bool is_intact(end *e, end_attempt *a, const metadata_row *rows) {
+    for (uint32_t i = 0; i < a->page_count; i++)
+        if (!sample_is_page(&a->data, i, kv_pool_page(e->pages, a->pages[i]),
+                            e->options.page_bytes))
+            return false;
+    for (uint32_t i = 0; i < sample_count(&a->data); i++) {
+        const sample s = sample_at(&a->data, i);
+        if (!is_intact_row(e, &s, &rows[i]) || rows[i].sample_index != i) return false;
+    }
+    return true;
+}
+
+static void on_ready(void *context, proto_attempt id, const metadata_row *rows) {
     end *e = context;
     end_attempt *a = event_attempt(e, id);
-    a->is_intact = is_intact(e, a, row);
+    a->is_intact = is_intact(e, a, rows);
     assert_int_equal(a->failed, 0);
     a->ready++;
     release(e, a);
@@ -260,12 +274,14 @@ static bt_status acquire(end *e, end_attempt *a) {
     assert_true(a->page_count <= ENDS_PAGES_MAX);
     bt_status status = kv_pool_acquire(e->pages, a->id.counter, a->page_count, a->pages);
     if (status != BT_OK) return status;
-    if (e->receiver != NULL) {
-        status = row_pool_acquire(e->rows, &a->slot);
-        if (status != BT_OK) {
-            kv_pool_release(e->pages, a->id.counter, a->pages, a->page_count);
-            return status;
-        }
+    assert_true(sample_count(&a->data) <= ENDS_SAMPLES_MAX);
+    for (uint32_t i = 0; e->receiver != NULL && i < sample_count(&a->data); i++) {
+        status = row_pool_acquire(e->rows, &a->slots[i]);
+        if (status == BT_OK) continue;
+        kv_pool_release(e->pages, a->id.counter, a->pages, a->page_count);
+        while (i > 0)
+            row_pool_release(e->rows, a->slots[--i]);
+        return status;
     }
     a->is_holding = true;
     return BT_OK;
@@ -278,8 +294,8 @@ bt_status end_expect(end *e, const sample *s, xfer_peer prefill, uint64_t deadli
         const handoff_offer offer = {
             .attempt = a->id,
             .peer = prefill,
-            .sample_count = 1,
-            .slots = &a->slot,
+            .sample_count = sample_count(s),
+            .slots = a->slots,
             .prompt_tokens = s->prompt_tokens,
             .page_count = a->page_count,
             .pages = a->pages,
@@ -293,16 +309,16 @@ bt_status end_expect(end *e, const sample *s, xfer_peer prefill, uint64_t deadli
     return status;
 }
 
-bt_status end_send(end *e, const sample *s, xfer_peer decode, row_slot slot, uint64_t deadline_us,
-                   uint32_t run_pages) {
+bt_status end_send(end *e, const sample *s, xfer_peer decode, const row_slot *slots,
+                   uint64_t deadline_us, uint32_t run_pages) {
     static sample_row storage;
     end_attempt *a = take_attempt(e, s);
     bt_status status = acquire(e, a);
     if (status == BT_OK) {
         const handoff_target target = {.attempt = a->id,
                                        .peer = decode,
-                                       .sample_count = 1,
-                                       .slots = &slot,
+                                       .sample_count = sample_count(s),
+                                       .slots = slots,
                                        .prompt_tokens = s->prompt_tokens,
                                        .deadline_us = deadline_us};
         status = handoff_sender_begin(e->sender, &target);
@@ -320,8 +336,12 @@ bt_status end_send(end *e, const sample *s, xfer_peer decode, row_slot slot, uin
         status =
             handoff_sender_pages(e->sender, a->id, first, count, a->pages + first, count == left);
     }
-    sample_make_row(s, &storage);
-    if (status == BT_OK) status = handoff_sender_row(e->sender, a->id, &storage.row);
+    for (uint32_t i = sample_count(s); i > 0 && status == BT_OK; i--) {
+        const sample one = sample_at(s, i - 1);
+        sample_make_row(&one, &storage);
+        storage.row.sample_index = i - 1;
+        status = handoff_sender_row(e->sender, a->id, &storage.row);
+    }
     /* A send that failed inside these calls is told later, by on_failed. */
     return status == BT_ERR_REQUEST_UNKNOWN ? BT_OK : status;
 }

@@ -17,6 +17,7 @@ enum {
     ENDS_PAGES_MAX = 256,   /* of one prompt */
     ENDS_STEPS = 2,         /* rows that decode adds behind row 0 */
     ENDS_PEERS_MAX = 8,
+    ENDS_SAMPLES_MAX = 8, /* rows of one attempt */
 };
 
 typedef struct end_options {
@@ -43,9 +44,9 @@ typedef struct end_attempt {
     char text[PROTO_TEXT_MAX];
     uint32_t page_count;
     uint32_t pages[ENDS_PAGES_MAX];
-    row_slot slot;
+    row_slot slots[ENDS_SAMPLES_MAX]; /* of a decode end */
     bool is_holding;
-    bool is_intact; /* ready with the right bytes, row and stream */
+    bool is_intact; /* ready with the right bytes, rows and streams */
 } end_attempt;
 
 typedef struct end_peer {
@@ -77,11 +78,12 @@ void end_loop(end *e);
 end_peer *end_find_peer(end *e, xfer_peer peer);
 end_attempt *end_find(end *e, uint64_t number);
 
-/* Acquires pages and slot and expects the attempt of that sample. */
+/* Acquires pages and slots and expects the attempt of that sample. */
 bt_status end_expect(end *e, const sample *s, xfer_peer prefill, uint64_t deadline_us);
-/* Acquires and fills pages, begins, hands over all pages (in runs of run_pages) and the row. */
-bt_status end_send(end *e, const sample *s, xfer_peer decode, row_slot slot, uint64_t deadline_us,
-                   uint32_t run_pages);
+/* Acquires and fills pages, begins, hands over all pages (in runs of run_pages) and the
+ * rows, the last sample's first. slots [sample_count]. */
+bt_status end_send(end *e, const sample *s, xfer_peer decode, const row_slot *slots,
+                   uint64_t deadline_us, uint32_t run_pages);
 void end_cancel(end *e, uint64_t number);
 
 /* All pages and slots are back, the state machine has nothing in hand, each attempt ended once, and

@@ -87,7 +87,10 @@ static void report(node *self) {
 static void expect(node *self, const note *n, uint64_t deadline_us) {
     note reply = {.kind = NOTE_EXPECTED, .data = n->data};
     reply.status = end_expect(self->e, &n->data, n->peer, deadline_us);
-    if (reply.status == BT_OK) reply.slot = end_find(self->e, n->data.number)->slot;
+    if (reply.status == BT_OK) {
+        const end_attempt *a = end_find(self->e, n->data.number);
+        memcpy(reply.slots, a->slots, sizeof reply.slots);
+    }
     tell(&reply);
 }
 
@@ -101,7 +104,7 @@ static void obey(node *self, const note *n) {
     case NOTE_EXPECT: expect(self, n, deadline_us); break;
     case NOTE_SEND: {
         const bt_status status =
-            end_send(self->e, &n->data, n->peer, n->slot, deadline_us, n->run_pages);
+            end_send(self->e, &n->data, n->peer, n->slots, deadline_us, n->run_pages);
         if (status == BT_OK) break;
         const note reply = {.kind = NOTE_DONE, .data = n->data, .status = status};
         tell(&reply);

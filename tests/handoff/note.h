@@ -9,19 +9,19 @@
 #include "pd_buffers/xfer.h"
 #include "sample.h"
 
-enum { NOTE_ADDRESS_MAX = 4096 };
+enum { NOTE_ADDRESS_MAX = 4096, NOTE_SAMPLES_MAX = 8 };
 
 typedef enum note_kind {
     /* controller -> node */
     NOTE_CONNECT = 1, /* peer, address */
     NOTE_EXPECT,      /* decode: data, peer */
-    NOTE_SEND,        /* prefill: data, peer, slot */
+    NOTE_SEND,        /* prefill: data, peer, slots */
     NOTE_CANCEL,      /* data.number */
     NOTE_FINISH,      /* check that nothing is held, and end */
     /* node -> controller */
     NOTE_STARTED = 100, /* peer = itself, address */
     NOTE_PAIRED,        /* peer: hellos went both ways */
-    NOTE_EXPECTED,      /* data.number, slot, or status */
+    NOTE_EXPECTED,      /* data.number, slots, or status */
     NOTE_CHUNKS,        /* decode: chunks received in all; after each one */
     NOTE_DONE,          /* data.number, status: OK = ready or acked; else it failed and is quiet */
     NOTE_PEER_FAILED,   /* peer */
@@ -33,7 +33,7 @@ typedef struct note {
     int32_t status;
     xfer_peer peer;
     sample data;
-    row_slot slot;
+    row_slot slots[NOTE_SAMPLES_MAX];
     uint64_t chunks;
     uint32_t deadline_ms;
     uint32_t run_pages;

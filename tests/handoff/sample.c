@@ -41,9 +41,30 @@ static void make_arrays(uint64_t seed, uint32_t count, sample_row *out) {
     }
 }
 
+sample sample_at(const sample *s, uint32_t index) {
+    sample at = *s;
+    at.overflown = s->overflown == index + 1;
+    if (index > 0) at.number = mix(s->number + ((uint64_t)index << 32)) | 1;
+    return at;
+}
+
 void sample_make_row(const sample *s, sample_row *out) {
+    if (s->overflown != 0) {
+        out->row = (metadata_row){.first_token = -1,
+                                  .status = 1,
+                                  .cap_needed = s->support_count,
+                                  .cached_tokens = (uint32_t)(s->number % 7),
+                                  .mask_mode = s->mask_mode,
+                                  .support_ids = out->ids,
+                                  .support_logprobs = out->logprobs};
+        return;
+    }
     const uint64_t seed = mix(s->number) ^ 0x1234567;
     make_arrays(seed, s->support_count, out);
+    for (uint32_t i = 0; i < s->top_count; i++)
+        out->top[i] = (row_top){.id = (int32_t)i, .logprob = make_float(seed + 7 * (uint64_t)i)};
+    for (uint32_t i = 0; i < s->id_logprob_count; i++)
+        out->id_logprobs[i] = make_float(seed + 11 * (uint64_t)i);
     out->row = (metadata_row){
         .first_token = (int32_t)(mix(seed ^ 1) & 0x3ffff),
         .support_count = s->mask_mode == ROW_MASK_OFF ? 0 : s->support_count,
@@ -55,25 +76,35 @@ void sample_make_row(const sample *s, sample_row *out) {
         .selected_logprob = s->mask_mode == ROW_MASK_OFF ? 0.0f : make_float(seed ^ 3),
         .support_ids = s->mask_mode == ROW_MASK_OFF ? NULL : out->ids,
         .support_logprobs = s->mask_mode == ROW_MASK_SUPPORT ? out->logprobs : NULL,
+        .top_count = s->top_count,
+        .top = s->top_count > 0 ? out->top : NULL,
+        .id_logprob_count = s->id_logprob_count,
+        .id_logprobs = s->id_logprob_count > 0 ? out->id_logprobs : NULL,
+    };
+}
+
+static token_row as_token_row(const metadata_row *row) {
+    return (token_row){
+        .token = row->first_token,
+        .mask_mode = row->mask_mode,
+        .has_logprob = row->has_first_logprob,
+        .token_logprob = row->first_logprob,
+        .selected_logprob = row->selected_logprob,
+        .support_count = row->support_count,
+        .support_ids = row->support_ids,
+        .support_logprobs = row->support_logprobs,
+        .top_count = row->top_count,
+        .top = row->top,
+        .id_logprob_count = row->id_logprob_count,
+        .id_logprobs = row->id_logprobs,
     };
 }
 
 void sample_make_step(const sample *s, uint32_t step, sample_row *storage, token_row *out) {
-    const sample next = {.number = mix(s->number + step) | 1,
-                         .prompt_tokens = s->prompt_tokens,
-                         .mask_mode = s->mask_mode,
-                         .support_count = s->support_count};
+    sample next = *s;
+    next.number = mix(s->number + step) | 1;
     sample_make_row(&next, storage);
-    *out = (token_row){
-        .token = storage->row.first_token,
-        .mask_mode = s->mask_mode,
-        .has_logprob = storage->row.has_first_logprob,
-        .token_logprob = storage->row.first_logprob,
-        .selected_logprob = storage->row.selected_logprob,
-        .support_count = storage->row.support_count,
-        .support_ids = storage->row.support_ids,
-        .support_logprobs = storage->row.support_logprobs,
-    };
+    *out = as_token_row(&storage->row);
 }
 
 static bool is_same_float(float a, float b) {
@@ -86,6 +117,12 @@ static bool is_same(const token_row *a, const token_row *b) {
     if (!is_same_float(a->token_logprob, b->token_logprob)) return false;
     if (!is_same_float(a->selected_logprob, b->selected_logprob)) return false;
     if ((a->support_logprobs == NULL) != (b->support_logprobs == NULL)) return false;
+    if (a->top_count != b->top_count || a->id_logprob_count != b->id_logprob_count) return false;
+    if (a->top_count > 0 && memcmp(a->top, b->top, sizeof *a->top * a->top_count) != 0)
+        return false;
+    if (a->id_logprob_count > 0 &&
+        memcmp(a->id_logprobs, b->id_logprobs, sizeof(float) * a->id_logprob_count) != 0)
+        return false;
     const size_t bytes = sizeof(int32_t) * a->support_count;
     if (bytes == 0) return true;
     if (memcmp(a->support_ids, b->support_ids, bytes) != 0) return false;
@@ -102,16 +139,7 @@ bool sample_is_stream(const sample *s, const uint8_t *bytes, size_t count, uint3
         size_t used = 0;
         if (i == 0) {
             sample_make_row(s, &storage);
-            wanted = (token_row){
-                .token = storage.row.first_token,
-                .mask_mode = s->mask_mode,
-                .has_logprob = storage.row.has_first_logprob,
-                .token_logprob = storage.row.first_logprob,
-                .selected_logprob = storage.row.selected_logprob,
-                .support_count = storage.row.support_count,
-                .support_ids = storage.row.support_ids,
-                .support_logprobs = storage.row.support_logprobs,
-            };
+            wanted = as_token_row(&storage.row);
         } else {
             sample_make_step(s, i, &storage, &wanted);
         }

@@ -18,13 +18,24 @@ typedef struct sample {
     uint32_t prompt_tokens;
     uint32_t mask_mode;
     uint32_t support_count;
+    uint32_t samples; /* rows of the attempt, of one prompt; 0 as 1 */
+    uint32_t top_count, id_logprob_count;
+    uint32_t overflown; /* 1 + the index of a sample that got no token; 0: all did */
 } sample;
+
+static inline uint32_t sample_count(const sample *s) {
+    return s->samples == 0 ? 1 : s->samples;
+}
+/* What the rows of sample `index` are made of; of 0 it is s itself. */
+sample sample_at(const sample *s, uint32_t index);
 
 /* The storage of a generated row. */
 typedef struct sample_row {
     metadata_row row;
     int32_t ids[SAMPLE_CAP_MAX];
     float logprobs[SAMPLE_CAP_MAX];
+    row_top top[PROTO_TOP_LOGPROBS_MAX];
+    float id_logprobs[PROTO_LOGPROB_IDS_MAX];
 } sample_row;
 
 void sample_fill_page(const sample *s, uint32_t logical_page, void *page, size_t bytes);

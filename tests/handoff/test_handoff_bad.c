@@ -35,7 +35,7 @@ static handoff_header make_chunk(rogue *r, uint32_t index, uint32_t first, uint3
     return (handoff_header){
         .kind = HANDOFF_CHUNK,
         .attempt = a->id,
-        .slot = a->slot,
+        .slot = a->slots[0],
         .payload_bytes = bytes,
         .chunk_index = index,
         .span = {.first_page = first, .page_count = count, .layer_count = ROGUE_LAYERS},
@@ -60,8 +60,8 @@ static handoff_header make_row(rogue *r, const uint32_t *checksums, row_change c
     sample_make_row(&the_sample, &storage);
     metadata_row row = storage.row;
     row.attempt = a->id;
-    row.slot = a->slot.index;
-    row.slot_generation = a->slot.generation;
+    row.slot = a->slots[0].index;
+    row.slot_generation = a->slots[0].generation;
     row.writer_incarnation = r->self.incarnation;
     row.chunk_count = 2;
     row.page_count = PAGES;
@@ -70,7 +70,7 @@ static handoff_header make_row(rogue *r, const uint32_t *checksums, row_change c
     if (change != NULL) change(&row);
     assert_int_equal(row_encode(&row, checksums, r->payload, sizeof r->payload, bytes_out), BT_OK);
     return (handoff_header){
-        .kind = HANDOFF_ROW, .attempt = a->id, .slot = a->slot, .payload_bytes = *bytes_out};
+        .kind = HANDOFF_ROW, .attempt = a->id, .slot = a->slots[0], .payload_bytes = *bytes_out};
 }
 
 static void send_row(rogue *r, const uint32_t *checksums, row_change change) {
@@ -214,7 +214,7 @@ static void strangers_are_dropped(void **state) {
     assert_int_equal(r->heard.status, BT_ERR_REQUEST_STALE);
     header.slot.generation += 2;
     rogue_send(r, &header, header.payload_bytes);
-    header.slot = (row_slot){a->slot.index + 1, a->slot.generation};
+    header.slot = (row_slot){a->slots[0].index + 1, a->slots[0].generation};
     rogue_send(r, &header, header.payload_bytes);
     header.kind = HANDOFF_ROW;
     rogue_send(r, &header, 256);
@@ -235,13 +235,13 @@ static void strangers_are_dropped(void **state) {
 static void an_older_use_of_the_slot_is_stale(void **state) {
     (void)state;
     rogue *r = rogue_create(false);
-    const row_slot old_slot = expect(r)->slot;
+    const row_slot old_slot = expect(r)->slots[0];
     end_cancel(r->honest, NUMBER);
     rogue_run(r);
     assert_int_equal(r->heard.status, BT_ERR_REQUEST_CANCELLED);
     end_find(r->honest, NUMBER)->id.counter = NUMBER + 1000; /* out of the way */
     const end_attempt *a = expect(r);
-    assert_int_equal(a->slot.index, old_slot.index);
+    assert_int_equal(a->slots[0].index, old_slot.index);
     handoff_header header = make_chunk(r, 0, 0, 4);
     header.slot = old_slot;
     memset(r->payload, 0x77, sizeof r->payload);
@@ -547,7 +547,7 @@ static void the_receiver_checks_its_user(void **state) {
     handoff_offer good = {.attempt = {0x5eed, NUMBER + 1},
                           .peer = r->self,
                           .sample_count = 1,
-                          .slots = &a->slot,
+                          .slots = a->slots,
                           .prompt_tokens = PROMPT,
                           .page_count = PAGES,
                           .pages = a->pages,

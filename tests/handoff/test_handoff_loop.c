@@ -62,6 +62,32 @@ static void all_checksum_modes_work(void **state) {
     }
 }
 
+/* Several samples of one prompt: KV once, a row each, whatever was asked for beside the mask. */
+static void rows_of_all_samples_arrive(void **state) {
+    (void)state;
+    static const uint32_t tops[] = {0, 1, PROTO_TOP_LOGPROBS_MAX};
+    static const uint32_t ids[] = {0, PROTO_LOGPROB_IDS_MAX, 3};
+    const duo_options options = {0};
+    duo *d = duo_create(&options);
+    uint64_t number = 1;
+    for (uint32_t samples = 1; samples <= ENDS_SAMPLES_MAX; samples++) {
+        for (uint32_t mode = ROW_MASK_OFF; mode <= ROW_MASK_SUPPORT; mode++) {
+            sample s = make_sample(number, 7 * samples, mode, samples);
+            s.samples = samples;
+            s.top_count = tops[mode];
+            s.id_logprob_count = ids[mode];
+            const uint64_t before = handoff_receiver_get_counts(d->decode->receiver).chunks;
+            duo_begin(d, &s);
+            duo_run(d);
+            assert_done(d, number);
+            number++;
+            const uint64_t chunks = handoff_receiver_get_counts(d->decode->receiver).chunks;
+            assert_true(chunks - before <= (7 * samples + 3) / 4);
+        }
+    }
+    duo_destroy(d);
+}
+
 /* A page larger than a chunk travels layer by layer: one, two or three of its four at a time. */
 static void large_pages_are_cut_at_layers(void **state) {
     (void)state;
@@ -102,8 +128,10 @@ static void random_orders_all_arrive(void **state) {
         duo *d = duo_create(&options);
         d->random = seed * UINT64_C(0x9E3779B97F4A7C15);
         for (uint64_t number = 1; number <= 5; number++) {
-            const sample s = make_sample(number, 1 + duo_random(d, 40), duo_random(d, 3),
-                                         1 + duo_random(d, DUO_CAP));
+            sample s = make_sample(number, 1 + duo_random(d, 40), duo_random(d, 3),
+                                   1 + duo_random(d, DUO_CAP));
+            s.samples = 1 + duo_random(d, 3);
+            s.top_count = duo_random(d, 3);
             duo_begin(d, &s);
         }
         for (;;) {
@@ -288,6 +316,7 @@ static void a_posted_receive_keeps_its_pages(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_shape_arrives),
+        cmocka_unit_test(rows_of_all_samples_arrive),
         cmocka_unit_test(all_checksum_modes_work),
         cmocka_unit_test(large_pages_are_cut_at_layers),
         cmocka_unit_test(pages_above_the_maximum_are_cut),

@@ -56,6 +56,15 @@ static void rows_equal(const char *tls) {
             }
         }
     }
+    for (uint32_t samples = 2; samples <= 8; samples += 3) {
+        const sample s = {.prompt_tokens = 33,
+                          .mask_mode = ROW_MASK_SUPPORT,
+                          .support_count = CAP,
+                          .samples = samples,
+                          .top_count = PROTO_TOP_LOGPROBS_MAX,
+                          .id_logprob_count = 5};
+        await(c, prefill, decode, controller_begin(c, prefill, decode, &s, DEADLINE_MS));
+    }
     controller_finish(c, prefill);
     controller_finish(c, decode);
 }

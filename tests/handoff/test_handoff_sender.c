@@ -23,7 +23,7 @@ static const row_slot rogue_slot = {.index = 3, .generation = 5};
 
 static void begin_sending(rogue *r) {
     assert_int_equal(
-        end_send(r->honest, &the_sample, r->self, rogue_slot, r->now_us + DEADLINE_US, 4), BT_OK);
+        end_send(r->honest, &the_sample, r->self, &rogue_slot, r->now_us + DEADLINE_US, 4), BT_OK);
 }
 
 static handoff_header make_ack(const rogue *r, bt_status status) {

@@ -50,6 +50,8 @@ static void check_row(const uint8_t *data, size_t bytes) {
     check_inside(data, bytes, row.support_ids, sizeof(int32_t) * (size_t)row.support_count);
     if (row.mask_mode == ROW_MASK_SUPPORT)
         check_inside(data, bytes, row.support_logprobs, sizeof(float) * (size_t)row.support_count);
+    check_inside(data, bytes, row.top, sizeof *row.top * (size_t)row.top_count);
+    check_inside(data, bytes, row.id_logprobs, sizeof(float) * (size_t)row.id_logprob_count);
     check_again(&row, data, bytes);
 }
 
@@ -66,7 +68,11 @@ static void check_stream(const uint8_t *data, size_t bytes) {
         BT_ASSERT(row.support_count <= CAP);
         BT_ASSERT(used == row_record_bytes(token_row_widths(&row)));
         check_inside(data + at, used, row.support_ids, sizeof(int32_t) * (size_t)row.support_count);
-        static uint8_t again[ROW_RECORD_HEADER_BYTES + 8 * CAP];
+        check_inside(data + at, used, row.top, sizeof *row.top * (size_t)row.top_count);
+        check_inside(data + at, used, row.id_logprobs,
+                     sizeof(float) * (size_t)row.id_logprob_count);
+        static uint8_t again[ROW_RECORD_HEADER_BYTES + 8 * CAP + 8 * PROTO_TOP_LOGPROBS_MAX +
+                             4 * PROTO_LOGPROB_IDS_MAX];
         row_record_encode(&row, again);
         BT_ASSERT(memcmp(again, data + at, used) == 0);
         at += used;

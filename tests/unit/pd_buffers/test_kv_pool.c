@@ -123,6 +123,34 @@ static void order_is_kept_over_a_release(void **state) {
     kv_pool_destroy(pool);
 }
 
+static void shared_pages_are_free_when_the_last_holder_lets_go(void **state) {
+    (void)state;
+    uint32_t a[PAGES];
+    uint32_t b[PAGES];
+    kv_pool *pool = make_pool();
+    assert_int_equal(kv_pool_acquire(pool, 7, 6, a), BT_OK);
+    kv_pool_share(pool, 7, a, 4);
+    assert_counts(pool, 10, 2, 0);
+    assert_int_equal(kv_pool_count(pool).shared, 4);
+    assert_int_equal(kv_pool_count(pool).holds, 4);
+    assert_int_equal(kv_pool_state(pool, a[0]), KV_PAGE_SHARED);
+    assert_true(kv_pool_owner(pool, a[0]) == 0);
+    kv_pool_hold(pool, a, 2);
+    assert_int_equal(kv_pool_holders(pool, a[0]), 2);
+    assert_int_equal(kv_pool_holders(pool, a[3]), 1);
+    assert_int_equal(kv_pool_holders(pool, a[5]), 0);
+    assert_true(kv_pool_check(pool));
+    kv_pool_drop(pool, a, 4);
+    assert_counts(pool, 12, 2, 0);
+    assert_int_equal(kv_pool_count(pool).shared, 2);
+    assert_int_equal(kv_pool_acquire(pool, 8, 13, b), BT_ERR_REQUEST_FULL);
+    kv_pool_drop(pool, a, 2);
+    kv_pool_release(pool, 7, a + 4, 2);
+    assert_counts(pool, PAGES, 0, 0);
+    assert_int_equal(kv_pool_count(pool).holds, 0);
+    kv_pool_destroy(pool);
+}
+
 /* Random operations against a plain model of who owns what. */
 static void random_operations_keep_the_counts(void **state) {
     (void)state;
@@ -191,6 +219,7 @@ int main(void) {
         cmocka_unit_test(acquire_gives_all_or_none),
         cmocka_unit_test(quarantined_pages_are_not_given_out),
         cmocka_unit_test(order_is_kept_over_a_release),
+        cmocka_unit_test(shared_pages_are_free_when_the_last_holder_lets_go),
         cmocka_unit_test(random_operations_keep_the_counts),
         cmocka_unit_test(unused_pages_cost_no_memory),
     };

@@ -41,11 +41,19 @@ static token_row make_row(uint32_t mode, uint32_t row) {
         .support_count = mode == ROW_MASK_OFF ? 0 : count_of(row),
         .support_ids = mode == ROW_MASK_OFF ? NULL : ids[row],
         .support_logprobs = mode == ROW_MASK_SUPPORT ? logprobs[row] : NULL,
+        .top_count = mode, /* what is asked for beside the mask: the same of every row */
+        .top = (const row_top *)(const void *)ids[row],
+        .id_logprob_count = 2 * mode,
+        .id_logprobs = logprobs[row] + 1,
     };
 }
 
 static row_queue *make_queue(uint32_t mode) {
-    const row_queue_options options = {.mask_mode = mode, .cap = CAP, .bytes_max = BYTES_MAX};
+    const row_queue_options options = {.mask_mode = mode,
+                                       .cap = CAP,
+                                       .top_logprobs = mode,
+                                       .logprob_ids = 2 * mode,
+                                       .bytes_max = BYTES_MAX};
     row_queue *queue = NULL;
     assert_int_equal(row_queue_create(&options, &queue), BT_OK);
     return queue;
@@ -66,6 +74,10 @@ static void assert_stream(uint32_t mode, size_t bytes, uint32_t first, uint32_t 
         assert_memory_equal(&got.token_logprob, &wanted.token_logprob, sizeof(float));
         assert_memory_equal(&got.selected_logprob, &wanted.selected_logprob, sizeof(float));
         assert_int_equal(got.support_count, wanted.support_count);
+        assert_int_equal(got.top_count, wanted.top_count);
+        assert_memory_equal(got.top, wanted.top, sizeof *got.top * wanted.top_count);
+        assert_int_equal(got.id_logprob_count, wanted.id_logprob_count);
+        assert_memory_equal(got.id_logprobs, wanted.id_logprobs, 4 * wanted.id_logprob_count);
         if (wanted.support_count == 0) continue;
         assert_memory_equal(got.support_ids, wanted.support_ids, 4 * wanted.support_count);
         if (mode == ROW_MASK_SUPPORT)
@@ -113,6 +125,10 @@ static void row_zero_comes_from_the_handoff(void **state) {
             .support_count = zero.support_count,
             .support_ids = zero.support_ids,
             .support_logprobs = zero.support_logprobs,
+            .top_count = zero.top_count,
+            .top = zero.top,
+            .id_logprob_count = zero.id_logprob_count,
+            .id_logprobs = zero.id_logprobs,
         };
         assert_int_equal(row_queue_push_first(queue, &first), BT_OK);
         for (uint32_t i = 1; i < 4; i++) {
@@ -145,11 +161,17 @@ static void pushed_rows_are_copies(void **state) {
 static void bounds_hold(void **state) {
     (void)state;
     row_queue *queue = NULL;
-    const size_t one =
-        row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = CAP});
+    const size_t one = row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT,
+                                                     .support_count = CAP,
+                                                     .top_count = 2,
+                                                     .id_logprob_count = 4});
     row_queue_options options = {.mask_mode = 3, .cap = CAP, .bytes_max = BYTES_MAX};
     assert_int_equal(row_queue_create(&options, &queue), BT_ERR_CALLER_ARGUMENT);
-    options = (row_queue_options){.mask_mode = ROW_MASK_SUPPORT, .cap = CAP, .bytes_max = one - 1};
+    options = (row_queue_options){.mask_mode = ROW_MASK_SUPPORT,
+                                  .cap = CAP,
+                                  .top_logprobs = 2,
+                                  .logprob_ids = 4,
+                                  .bytes_max = one - 1};
     assert_int_equal(row_queue_create(&options, &queue), BT_ERR_CALLER_ARGUMENT);
     options.bytes_max = 2 * one;
     assert_int_equal(row_queue_create(&options, &queue), BT_OK);
@@ -166,6 +188,12 @@ static void bounds_hold(void **state) {
     row_queue_clear(queue);
     assert_int_equal(row_queue_count(queue), 0);
     row.mask_mode = ROW_MASK_SELECTED;
+    assert_int_equal(row_queue_push(queue, &row), BT_ERR_CALLER_ARGUMENT);
+    row = make_row(ROW_MASK_SUPPORT, 1);
+    row.top_count--; /* another width than the queue's */
+    assert_int_equal(row_queue_push(queue, &row), BT_ERR_CALLER_ARGUMENT);
+    row = make_row(ROW_MASK_SUPPORT, 1);
+    row.id_logprob_count++;
     assert_int_equal(row_queue_push(queue, &row), BT_ERR_CALLER_ARGUMENT);
     row = make_row(ROW_MASK_SUPPORT, 1);
     row.support_ids = NULL;

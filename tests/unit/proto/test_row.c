@@ -106,6 +106,59 @@ static void every_shape_round_trips(void **state) {
     }
 }
 
+/* What was asked for beside the mask: the two widths alone and together, each flipped bit found. */
+static void asked_logprobs_travel_beside_the_mask(void **state) {
+    (void)state;
+    static const uint32_t widths[][2] = {{1, 0}, {0, 1}, {3, 2}, {2, 3}};
+    static const row_top top[3] = {{4, -0.5f}, {1, -0.5f}, {-2, -3.0f}};
+    static const float asked[3] = {-1.0f, -2.5f, -0.0f};
+    for (size_t i = 0; i < 2 * sizeof widths / sizeof widths[0]; i++) {
+        fixture f;
+        metadata_row got;
+        prepare(&f, (uint32_t)(i % 3), i % 3 == ROW_MASK_OFF ? 0 : 3, i % 2 != 0);
+        f.row.top_count = widths[i / 2][0];
+        f.row.id_logprob_count = widths[i / 2][1];
+        f.row.top = top;
+        f.row.id_logprobs = asked;
+        assert_int_equal(row_encode(&f.row, f.checksums, f.slot, sizeof f.slot, &f.total), BT_OK);
+        assert_int_equal(row_decode(f.slot, f.total, &got), BT_OK);
+        assert_same(&f.row, &got);
+        assert_int_equal(got.top_count, f.row.top_count);
+        assert_int_equal(got.id_logprob_count, f.row.id_logprob_count);
+        if (got.top_count > 0) assert_memory_equal(got.top, top, sizeof *top * got.top_count);
+        if (got.id_logprob_count > 0)
+            assert_memory_equal(got.id_logprobs, asked, sizeof *asked * got.id_logprob_count);
+        for (size_t bit = 0; bit < 8 * f.total; bit++) {
+            f.slot[bit / 8] ^= (uint8_t)(1u << bit % 8);
+            bt_status status = row_decode(f.slot, f.total, &got);
+            if (status == BT_OK) status = row_prove(f.slot, f.total, f.checksums, CHUNKS);
+            assert_int_not_equal(status, BT_OK);
+            f.slot[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        }
+    }
+}
+
+static void more_than_may_be_asked_for_is_refused(void **state) {
+    (void)state;
+    static const row_top top[PROTO_TOP_LOGPROBS_MAX + 1];
+    static const float asked[PROTO_LOGPROB_IDS_MAX + 1];
+    fixture f;
+    prepare(&f, ROW_MASK_OFF, 0, true);
+    f.row.top = top;
+    f.row.top_count = PROTO_TOP_LOGPROBS_MAX + 1;
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, sizeof f.slot, &f.total),
+                     BT_ERR_CALLER_ARGUMENT);
+    f.row.top_count = 0;
+    f.row.id_logprobs = asked;
+    f.row.id_logprob_count = PROTO_LOGPROB_IDS_MAX + 1;
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, sizeof f.slot, &f.total),
+                     BT_ERR_CALLER_ARGUMENT);
+    f.row.id_logprobs = NULL;
+    f.row.id_logprob_count = 1;
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, sizeof f.slot, &f.total),
+                     BT_ERR_CALLER_ARGUMENT);
+}
+
 /* Floats are bits: a NaN with a payload, negative zero and a denormal come back as they were. */
 static void floats_travel_as_bits(void **state) {
     (void)state;
@@ -330,6 +383,8 @@ static void slots_hold_the_largest_row(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_shape_round_trips),
+        cmocka_unit_test(asked_logprobs_travel_beside_the_mask),
+        cmocka_unit_test(more_than_may_be_asked_for_is_refused),
         cmocka_unit_test(floats_travel_as_bits),
         cmocka_unit_test(layout_is_the_documented_one),
         cmocka_unit_test(every_byte_is_where_the_header_says),

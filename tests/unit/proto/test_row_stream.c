@@ -11,12 +11,15 @@
 #include <cmocka.h>
 
 #include "base/little_endian.h"
+#include "proto/message.h"
 #include "proto/row.h"
 
 enum { CAP = 9 };
 
 static const int32_t ids[CAP] = {5, 4, 3, 2, 1, 100, 200, 300, 400};
 static const float logprobs[CAP] = {-0.5f, -1, -2, -3, -4, -5, -6, -7, -0.0f};
+
+static const row_top top[CAP] = {{9, -0.25f}, {8, -0.25f}, {-1, -5.0f}};
 
 static token_row make_row(uint32_t mode, uint32_t count) {
     return (token_row){
@@ -28,6 +31,10 @@ static token_row make_row(uint32_t mode, uint32_t count) {
         .support_count = mode != ROW_MASK_OFF ? count : 0,
         .support_ids = ids,
         .support_logprobs = mode == ROW_MASK_SUPPORT ? logprobs : NULL,
+        .top_count = count % 4,
+        .top = top,
+        .id_logprob_count = count % 3,
+        .id_logprobs = logprobs + mode,
     };
 }
 
@@ -39,6 +46,10 @@ static void assert_row(const token_row *got, const token_row *wanted) {
     assert_memory_equal(&got->selected_logprob, &wanted->selected_logprob, sizeof(float));
     assert_int_equal(got->support_count, wanted->support_count);
     assert_int_equal(got->support_logprobs == NULL, wanted->support_logprobs == NULL);
+    assert_int_equal(got->top_count, wanted->top_count);
+    assert_memory_equal(got->top, wanted->top, sizeof *top * wanted->top_count);
+    assert_int_equal(got->id_logprob_count, wanted->id_logprob_count);
+    assert_memory_equal(got->id_logprobs, wanted->id_logprobs, 4 * wanted->id_logprob_count);
     if (wanted->support_count == 0) return;
     assert_memory_equal(got->support_ids, ids, sizeof(int32_t) * wanted->support_count);
     if (wanted->support_logprobs != NULL)
@@ -74,7 +85,9 @@ static void a_stream_is_read_however_it_is_cut(void **state) {
         }
         if (visible == written) assert_int_equal(records, 3 * CAP);
         assert_true(visible - read < row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT,
-                                                                   .support_count = CAP}));
+                                                                   .support_count = CAP,
+                                                                   .top_count = 3,
+                                                                   .id_logprob_count = 2}));
     }
 }
 
@@ -85,8 +98,12 @@ static void records_that_lie_are_refused(void **state) {
         size_t at;
         uint32_t value;
     } lies[] = {
-        {0, 23},
-        {0, 24},
+        {0, ROW_RECORD_HEADER_BYTES - 1},
+        {0, ROW_RECORD_HEADER_BYTES},
+        {24, 1},
+        {24, PROTO_TOP_LOGPROBS_MAX + 1},
+        {24, 1u << 16},
+        {24, (PROTO_LOGPROB_IDS_MAX + 1u) << 16},
         {0, 0},
         {0, 0xffffffffu},
         {4, 3},
@@ -119,8 +136,7 @@ static void the_cap_is_the_reader_s(void **state) {
     size_t used = 0;
     row_record_encode(&row, record);
     assert_int_equal(row_record_decode(record, sizeof record, 5, &got, &used), BT_OK);
-    assert_int_equal(
-        used, row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = 5}));
+    assert_int_equal(used, row_record_bytes(token_row_widths(&row)));
     assert_int_equal(row_record_decode(record, sizeof record, 4, &got, &used),
                      BT_ERR_PEER_PROTOCOL);
 }

@@ -1,38 +1,26 @@
 /* sampler_draw: weigh the vocabulary, find the weight at which the filter cuts, draw, capture.
  *
- * The joint rule keeps exactly the weights at or above one threshold, so no full sort is needed: a
- * cheap floor under the threshold leaves few candidates, a radix walk finds it among them, and only
- * survivors are sorted. The reference that must give the same bits is ref/sampler_ref.c. */
+ * Every filter keeps the weights above one threshold, and at the threshold all (joint) or those of
+ * the lowest ids (rank), so no full sort is needed: a cheap floor under the threshold leaves few
+ * candidates, a radix walk finds it among them, and only survivors are sorted. The reference that
+ * must give the same bits is ref/sampler_ref.c. */
 #include "kernels/sampler.h"
+
+#include <time.h>
 
 #include "base/assert.h"
 #include "base/mem.h"
 #include "kernels/sampler_internal.h"
 
-struct sampler_workspace {
-    const sampler_loops *loops;
-    uint32_t vocab_size;
-    float *weights;       /* [chunks * SAMPLER_CHUNK] */
-    float *ratios;        /* the same; of the draw */
-    float *picked;        /* the same; weights of the survivors */
-    uint32_t *ids;        /* the same; of the survivors */
-    uint32_t *indices;    /* the same; of the draw */
-    uint64_t *candidates; /* the same */
-    uint64_t *spare;      /* the same; scratch of the sort */
-    uint32_t *maxima;     /* [chunks * SAMPLER_GROUPS_PER_CHUNK_MAX] */
-    sampler_histogram histogram;
-};
-
 /* One call of sampler_draw. */
 typedef struct draw {
     sampler_workspace *workspace;
     const sampler_params *params;
-    const float *logits;
-    size_t count; /* of ids that exist */
+    const float *x; /* logits after step 1 of the header */
+    size_t count;   /* of ids that exist */
     size_t chunks;
     uint32_t position;
-    float scaled_max;
-    uint64_t fixed_total; /* Q; 0 when nobody needs it */
+    sampler_scale scale; /* fixed_total is 0 when nobody needs it */
     sampler_row *row;
 } draw;
 
@@ -52,15 +40,18 @@ bt_status sampler_workspace_create_isa(uint32_t vocab_size, const char *isa,
     workspace->weights = bt_calloc_aligned(WORKSPACE_ALIGNMENT, slots * sizeof(float));
     workspace->ratios = bt_calloc_aligned(WORKSPACE_ALIGNMENT, slots * sizeof(float));
     workspace->picked = bt_calloc_aligned(WORKSPACE_ALIGNMENT, slots * sizeof(float));
+    workspace->processed = bt_calloc_aligned(WORKSPACE_ALIGNMENT, slots * sizeof(float));
     workspace->ids = bt_calloc_aligned(WORKSPACE_ALIGNMENT, slots * sizeof(uint32_t));
     workspace->indices = bt_calloc_aligned(WORKSPACE_ALIGNMENT, slots * sizeof(uint32_t));
+    workspace->counts = bt_calloc_aligned(WORKSPACE_ALIGNMENT, slots * sizeof(uint32_t));
     workspace->candidates = bt_calloc_aligned(WORKSPACE_ALIGNMENT, slots * sizeof(uint64_t));
     workspace->spare = bt_calloc_aligned(WORKSPACE_ALIGNMENT, slots * sizeof(uint64_t));
     workspace->maxima = bt_calloc_aligned(WORKSPACE_ALIGNMENT,
                                           chunks * SAMPLER_GROUPS_PER_CHUNK_MAX * sizeof(uint32_t));
     const bool is_complete = workspace->weights != NULL && workspace->ratios != NULL &&
-                             workspace->picked != NULL && workspace->ids != NULL &&
-                             workspace->indices != NULL && workspace->candidates != NULL &&
+                             workspace->picked != NULL && workspace->processed != NULL &&
+                             workspace->ids != NULL && workspace->indices != NULL &&
+                             workspace->counts != NULL && workspace->candidates != NULL &&
                              workspace->spare != NULL && workspace->maxima != NULL;
     if (!is_complete) {
         sampler_workspace_destroy(workspace);
@@ -79,12 +70,39 @@ void sampler_workspace_destroy(sampler_workspace *workspace) {
     bt_free(workspace->weights);
     bt_free(workspace->ratios);
     bt_free(workspace->picked);
+    bt_free(workspace->processed);
     bt_free(workspace->ids);
     bt_free(workspace->indices);
+    bt_free(workspace->counts);
     bt_free(workspace->candidates);
     bt_free(workspace->spare);
     bt_free(workspace->maxima);
     bt_free(workspace);
+}
+
+void sampler_time_capture(sampler_workspace *workspace, bool is_on) {
+    workspace->is_timed = is_on;
+}
+
+uint64_t sampler_take_capture_ns(sampler_workspace *workspace) {
+    const uint64_t taken = workspace->capture_ns;
+    workspace->capture_ns = 0;
+    return taken;
+}
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000U + (uint64_t)t.tv_nsec;
+}
+
+/* Around code that only masks need. */
+static uint64_t capture_begin(const sampler_workspace *workspace) {
+    return workspace->is_timed ? now_ns() : 0;
+}
+
+static void capture_end(sampler_workspace *workspace, uint64_t begin) {
+    if (workspace->is_timed) workspace->capture_ns += now_ns() - begin;
 }
 
 /* Fills workspace->weights, zero to the end of the last chunk, and fixed_total where it is needed.
@@ -92,26 +110,31 @@ void sampler_workspace_destroy(sampler_workspace *workspace) {
 static void weigh(draw *d) {
     const sampler_params *params = d->params;
     sampler_workspace *workspace = d->workspace;
-    workspace->loops->weigh(d->logits, d->count, params->temperature, d->scaled_max,
+    workspace->loops->weigh(d->x, d->count, params->temperature, d->scale.scaled_max,
                             workspace->weights);
     for (size_t i = d->count; i < d->chunks * SAMPLER_CHUNK; i++) {
         workspace->weights[i] = 0.0F;
     }
     if (params->wants_logprob != 0 || (params->top_p < 1.0F && params->top_k != 1)) {
-        d->fixed_total = workspace->loops->sum(workspace->weights, d->count);
+        d->scale.fixed_total = workspace->loops->sum(workspace->weights, d->count);
     }
 }
 
 static void set_token(draw *d, uint32_t token) {
-    d->row->status = SAMPLER_OK;
-    d->row->token = (int32_t)token;
-    if (d->params->wants_logprob == 0) return;
-    const float scaled = d->logits[token] / d->params->temperature;
-    d->row->token_logprob = sampler_token_logprob(scaled, d->scaled_max, d->fixed_total);
+    const sampler_params *params = d->params;
+    sampler_row *row = d->row;
+    row->status = SAMPLER_OK;
+    row->token = (int32_t)token;
+    if (params->wants_logprob == 0) return;
+    row->token_logprob = sampler_logprob(&d->scale, d->x[token]);
+    row->top_count = sampler_find_top(d->workspace->loops, &d->scale, d->x, d->count,
+                                      params->top_logprobs, row->top);
+    sampler_find_ids(&d->scale, d->x, d->count, params->logprob_ids, params->logprob_id_count,
+                     row->id_logprobs);
 }
 
 static void draw_greedy(draw *d, float largest) {
-    const size_t token = d->workspace->loops->first_equal(d->logits, d->count, largest);
+    const size_t token = d->workspace->loops->first_equal(d->x, d->count, largest);
     if (d->params->wants_logprob != 0) weigh(d);
     set_token(d, (uint32_t)token);
     if (d->params->mask_mode == SAMPLER_MASK_OFF) return;
@@ -175,7 +198,7 @@ static uint32_t top_k_floor(const draw *d) {
  * `count` weights below limit_gap / count together cannot fill the gap; higher ones are tried. */
 static uint32_t top_p_floor(const draw *d, double mass_limit) {
     const sampler_workspace *workspace = d->workspace;
-    const double gap = ((double)d->fixed_total - mass_limit) * 0x1p-40;
+    const double gap = ((double)d->scale.fixed_total - mass_limit) * 0x1p-40;
     uint32_t thresholds[SAMPLER_THRESHOLDS];
     uint64_t sums[SAMPLER_THRESHOLDS];
     double threshold = gap / (double)d->count;
@@ -193,33 +216,91 @@ static uint32_t top_p_floor(const draw *d, double mass_limit) {
     return floor;
 }
 
+static uint32_t larger(uint32_t a, uint32_t b) {
+    return a > b ? a : b;
+}
+
+static bool is_by_rank(const sampler_params *params) {
+    return params->filter == SAMPLER_FILTER_RANK;
+}
+
+/* What sums of q must stay below. At most the limit, as `rank` has it, is below the next double. */
+static double mass_limit_of(const sampler_params *params, uint64_t fixed_sum) {
+    if (params->top_p >= 1.0F) return math_inf_f64();
+    const double limit = (double)params->top_p * (double)fixed_sum;
+    return is_by_rank(params) ? math_from_bits_f64(math_bits_f64(limit) + 1U) : limit;
+}
+
+/* The rank rule cuts the last tie group of the candidates that find_cut left whole: the lowest ids
+ * stay while both limits hold. Its first entry stays, else the group were not there. Returns how
+ * many of its entries do. */
+static size_t cut_ties(const uint64_t *candidates, size_t count, uint64_t count_max,
+                       double mass_limit, sampler_cut *cut) {
+    size_t ties = 0;
+    for (size_t i = 0; i < count; i++) {
+        ties += (uint32_t)(candidates[i] >> 32) == cut->threshold ? 1U : 0U;
+    }
+    if (ties == 0) return 0;
+    const uint64_t fixed = sampler_fixed(math_from_bits_f32(cut->threshold));
+    const uint64_t count_before = cut->count - ties;
+    const uint64_t sum_before = cut->fixed_sum - ties * fixed;
+    size_t kept = 1;
+    while (kept < ties && count_before + kept < count_max &&
+           (double)(sum_before + kept * fixed) < mass_limit) {
+        kept++;
+    }
+    return kept;
+}
+
+/* Moves the candidates above a threshold to the front, with the first `ties_max` of those at it,
+ * and says what they are. */
+static sampler_cut keep(uint64_t *candidates, size_t count, uint32_t threshold, size_t ties_max) {
+    sampler_cut kept = {.threshold = threshold};
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t candidate = candidates[i];
+        const uint32_t bits = (uint32_t)(candidate >> 32);
+        const bool is_tie = bits == threshold && ties_max > 0;
+        const bool is_kept = bits > threshold || is_tie;
+        ties_max -= is_tie ? 1U : 0U;
+        candidates[kept.count] = candidate;
+        kept.count += is_kept ? 1U : 0U;
+        kept.fixed_sum += is_kept ? sampler_fixed(math_from_bits_f32(bits)) : 0U;
+    }
+    return kept;
+}
+
 enum { TOP_P_FLOOR_TOP_K_MIN = 1024 };
 
 /* Leaves the survivors of the filter in workspace->candidates, by ascending id. */
 static sampler_cut filter(draw *d) {
     const sampler_params *params = d->params;
     sampler_workspace *workspace = d->workspace;
-    const bool has_top_p = params->top_p < 1.0F;
-    const bool is_wide = params->top_k == 0 || params->top_k > TOP_P_FLOOR_TOP_K_MIN;
-    const double mass_limit =
-        has_top_p ? (double)params->top_p * (double)d->fixed_total : math_inf_f64();
-    uint32_t floor = top_k_floor(d);
-    if (has_top_p && is_wide) {
-        const uint32_t other = top_p_floor(d, mass_limit);
-        floor = other > floor ? other : floor;
-    }
-    const size_t count =
-        workspace->loops->collect(workspace->weights, d->chunks, floor, workspace->candidates);
+    uint64_t *candidates = workspace->candidates;
     const uint64_t count_max = params->top_k == 0 ? UINT64_MAX : params->top_k;
-    const sampler_cut cut = sampler_find_cut(workspace->candidates, count, count_max, mass_limit,
-                                             &workspace->histogram);
-    size_t kept = 0;
-    for (size_t i = 0; i < count; i++) {
-        const uint64_t candidate = workspace->candidates[i];
-        workspace->candidates[kept] = candidate;
-        kept += (uint32_t)(candidate >> 32) >= cut.threshold ? 1U : 0U;
+    const bool has_min_p = params->min_p > 0.0F;
+    const uint32_t min_p_bits =
+        larger(has_min_p ? math_bits_f32(params->min_p) : 0U, SAMPLER_WEIGHT_MIN_BITS);
+    /* The sequential rule's Q' counts what min_p removes; without a top_k it is Q. */
+    const bool is_sequential =
+        has_min_p && !is_by_rank(params) && params->top_p < 1.0F && count_max < d->count;
+    double mass_limit =
+        is_sequential ? math_inf_f64() : mass_limit_of(params, d->scale.fixed_total);
+    uint32_t floor = top_k_floor(d);
+    if (!is_sequential) floor = larger(floor, min_p_bits);
+    const bool is_wide = params->top_k == 0 || params->top_k > TOP_P_FLOOR_TOP_K_MIN;
+    if (mass_limit < math_inf_f64() && is_wide) floor = larger(floor, top_p_floor(d, mass_limit));
+    const size_t count =
+        workspace->loops->collect(workspace->weights, d->chunks, floor, candidates);
+    sampler_cut cut =
+        sampler_find_cut(candidates, count, count_max, mass_limit, &workspace->histogram);
+    if (is_sequential) {
+        mass_limit = mass_limit_of(params, cut.fixed_sum);
+        cut = sampler_find_cut(candidates, count, count_max, mass_limit, &workspace->histogram);
     }
-    BT_ASSERT(kept == cut.count && kept > 0);
+    const size_t ties_max =
+        is_by_rank(params) ? cut_ties(candidates, count, count_max, mass_limit, &cut) : count;
+    cut = keep(candidates, count, larger(cut.threshold, min_p_bits), ties_max);
+    BT_ASSERT(cut.count > 0);
     return cut;
 }
 
@@ -244,31 +325,44 @@ static void capture(draw *d, const sampler_cut *cut, float token_weight) {
     workspace->loops->log_shares(workspace->picked, cut->count, mass, row->support_logprobs);
 }
 
+static bool has_filter(const sampler_params *params) {
+    return params->top_k != 0 || params->top_p < 1.0F || params->min_p > 0.0F;
+}
+
+static void sort_and_unpack(sampler_workspace *workspace, size_t count) {
+    sampler_sort(workspace->candidates, count, workspace->spare, &workspace->histogram);
+    unpack(workspace, count);
+}
+
 static void draw_filtered(draw *d) {
     const sampler_params *params = d->params;
     sampler_workspace *workspace = d->workspace;
     const bool has_mask = params->mask_mode != SAMPLER_MASK_OFF;
-    const bool is_ranked = params->top_k != 0;
+    const bool has_columns_by_rank =
+        params->top_k != 0 || (is_by_rank(params) && has_filter(params));
+    uint64_t begin = capture_begin(workspace);
     const sampler_cut cut = filter(d);
+    /* Without a filter only the mask needs the survivors. */
+    if (!has_filter(params)) capture_end(workspace, begin);
     if (has_mask) {
         d->row->cap_needed = cut.count;
         d->row->status = cut.count > params->mask_max_tokens ? SAMPLER_OVERFLOW : SAMPLER_OK;
         if (d->row->status != SAMPLER_OK) return;
     }
-    if (is_ranked) {
-        sampler_sort(workspace->candidates, cut.count, workspace->spare, &workspace->histogram);
+    if (has_columns_by_rank) {
+        sort_and_unpack(workspace, cut.count);
+    } else {
+        unpack(workspace, cut.count);
     }
-    unpack(workspace, cut.count);
-    const uint32_t *columns = is_ranked ? NULL : workspace->ids;
+    const uint32_t *columns = has_columns_by_rank ? NULL : workspace->ids;
     const size_t index = pick_column(d, workspace->picked, columns, cut.count);
     const float token_weight = workspace->picked[index];
     set_token(d, workspace->ids[index]);
     if (!has_mask) return;
-    if (!is_ranked) {
-        sampler_sort(workspace->candidates, cut.count, workspace->spare, &workspace->histogram);
-        unpack(workspace, cut.count);
-    }
+    begin = capture_begin(workspace);
+    if (!has_columns_by_rank) sort_and_unpack(workspace, cut.count);
     capture(d, &cut, token_weight);
+    capture_end(workspace, begin);
 }
 
 static void row_clear(sampler_row *row) {
@@ -278,38 +372,39 @@ static void row_clear(sampler_row *row) {
     row->selected_logprob = 0.0F;
     row->support_count = 0;
     row->cap_needed = 0;
+    row->top_count = 0;
 }
 
 void sampler_draw(sampler_workspace *workspace, const sampler_params *params, const float *logits,
                   uint32_t vocab_size, uint32_t position, sampler_row *row) {
-    BT_ASSERT(sampler_params_are_valid(params));
     BT_ASSERT(vocab_size > 0 && vocab_size <= workspace->vocab_size);
-    BT_ASSERT(params->mask_mode == SAMPLER_MASK_OFF || row->support_ids != NULL);
-    BT_ASSERT(params->mask_mode != SAMPLER_MASK_SUPPORT || row->support_logprobs != NULL);
+    BT_ASSERT(sampler_params_are_valid(params, vocab_size));
+    BT_ASSERT(sampler_row_is_valid(params, row));
     const bool is_limited = params->vocab_limit != 0 && params->vocab_limit < vocab_size;
     const size_t count = is_limited ? params->vocab_limit : vocab_size;
     row_clear(row);
+    const float *x = sampler_process(workspace, params, logits, count);
     float largest;
-    if (!workspace->loops->largest(logits, count, &largest)) return;
+    if (!workspace->loops->largest(x, count, &largest)) return;
     draw d = {
         .workspace = workspace,
         .params = params,
-        .logits = logits,
+        .x = x,
         .count = count,
         .chunks = (count + SAMPLER_CHUNK - 1) / SAMPLER_CHUNK,
         .position = position,
-        .scaled_max = largest / params->temperature,
+        .scale = {.temperature = params->temperature, .scaled_max = largest / params->temperature},
         .row = row,
     };
     /* Also -inf, when no token is possible, and a quotient out of range. */
-    if (!(d.scaled_max < math_inf_f32() && d.scaled_max > -math_inf_f32())) return;
+    const float scaled_max = d.scale.scaled_max;
+    if (!(scaled_max < math_inf_f32() && scaled_max > -math_inf_f32())) return;
     if (params->top_k == 1) {
         draw_greedy(&d, largest);
         return;
     }
     weigh(&d);
-    const bool is_filtered = params->top_k != 0 || params->top_p < 1.0F;
-    if (is_filtered || params->mask_mode != SAMPLER_MASK_OFF) {
+    if (has_filter(params) || params->mask_mode != SAMPLER_MASK_OFF) {
         draw_filtered(&d);
         return;
     }

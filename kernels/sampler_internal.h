@@ -102,6 +102,8 @@ typedef struct sampler_loops {
     size_t (*at_most)(const float *values, size_t count, float limit, uint32_t *indices);
     /* The index of the first logit that equals `value`, which must be among them. */
     size_t (*first_equal)(const float *logits, size_t count, float value);
+    /* The first index from `begin` on of a value > limit; count when there is none. */
+    size_t (*next_above)(const float *values, size_t begin, size_t count, float limit);
     /* logprobs[i] = log(weights[i] / mass) */
     void (*log_shares)(const float *weights, size_t count, float mass, float *logprobs);
 } sampler_loops;
@@ -122,6 +124,46 @@ typedef struct sampler_histogram {
     uint32_t counts[SAMPLER_BUCKETS];
     uint64_t sums[SAMPLER_BUCKETS];
 } sampler_histogram;
+
+struct sampler_workspace {
+    const sampler_loops *loops;
+    uint32_t vocab_size;
+    float *weights;       /* [chunks * SAMPLER_CHUNK] */
+    float *ratios;        /* the same; of the draw */
+    float *picked;        /* the same; weights of the survivors */
+    float *processed;     /* the same; the logits when the parameters change them */
+    uint32_t *ids;        /* the same; of the survivors */
+    uint32_t *indices;    /* the same; of the draw */
+    uint32_t *counts;     /* the same; of output ids, zero between calls */
+    uint64_t *candidates; /* the same */
+    uint64_t *spare;      /* the same; scratch of the sort */
+    uint32_t *maxima;     /* [chunks * SAMPLER_GROUPS_PER_CHUNK_MAX] */
+    sampler_histogram histogram;
+    bool is_timed;
+    uint64_t capture_ns;
+};
+
+/* The logits as the parameters change them (step 1 of the header), of ids below `count`: the
+ * caller's own when nothing is to change, else workspace->processed. */
+const float *sampler_process(sampler_workspace *workspace, const sampler_params *params,
+                             const float *logits, size_t count);
+
+/* What a log-probability of a row is made of. */
+typedef struct sampler_scale {
+    float temperature;
+    float scaled_max;     /* max z */
+    uint64_t fixed_total; /* Q */
+} sampler_scale;
+
+static inline float sampler_logprob(const sampler_scale *scale, float x) {
+    return sampler_token_logprob(x / scale->temperature, scale->scaled_max, scale->fixed_total);
+}
+/* The `wanted` largest of x [count], or all; returns how many. */
+uint32_t sampler_find_top(const sampler_loops *loops, const sampler_scale *scale, const float *x,
+                          size_t count, uint32_t wanted, sampler_top *top);
+/* Of ids; -inf of those at or beyond count. */
+void sampler_find_ids(const sampler_scale *scale, const float *x, size_t count, const int32_t *ids,
+                      uint32_t id_count, float *logprobs);
 
 /* Walks the tie groups from the largest weight down; a group survives when fewer than count_max
  * candidates, and a fixed sum below mass_limit, precede it. */

@@ -183,6 +183,21 @@ static size_t first_equal(const float *logits, size_t count, float value) {
     return begin;
 }
 
+static size_t next_above(const float *values, size_t begin, size_t count, float limit) {
+    while (begin + BLOCK <= count) {
+        uint32_t above = 0;
+        for (size_t i = begin; i < begin + BLOCK; i++) {
+            above |= values[i] > limit ? 1U : 0U;
+        }
+        if (above != 0) break;
+        begin += BLOCK;
+    }
+    while (begin < count && !(values[begin] > limit)) {
+        begin++;
+    }
+    return begin;
+}
+
 static void log_shares(const float *weights, size_t count, float mass, float *restrict logprobs) {
     for (size_t i = 0; i < count; i++) {
         logprobs[i] = math_log_f32(weights[i] / mass);
@@ -200,5 +215,6 @@ const sampler_loops SAMPLER_SYMBOL = {
     .race = race,
     .at_most = at_most,
     .first_equal = first_equal,
+    .next_above = next_above,
     .log_shares = log_shares,
 };

@@ -1,6 +1,7 @@
 /* sampler_draw_ref: the definitions of kernels/sampler.h one after the other. Sorts the whole
  * vocabulary and takes every logarithm; shares only the arithmetic of single values with
  * sampler.c. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -19,9 +20,36 @@ static int by_weight_then_id(const void *a, const void *b) {
     return left->id < right->id ? -1 : 1;
 }
 
-/* How many of the sorted entries are in the support. */
-static size_t count_support(const sampler_params *params, const entry *entries, size_t count,
-                            uint64_t fixed_total) {
+static bool is_among(const int32_t *ids, uint32_t count, uint32_t id) {
+    for (uint32_t i = 0; i < count; i++) {
+        if ((uint32_t)ids[i] == id) return true;
+    }
+    return false;
+}
+
+/* Step 1 of the header for one id. */
+static float process(const sampler_params *params, uint32_t id, float x) {
+    uint32_t drawn = 0;
+    for (uint32_t i = 0; params->output_ids != NULL && i < params->output_count; i++) {
+        drawn += (uint32_t)params->output_ids[i] == id;
+    }
+    if (drawn > 0 && params->frequency_penalty != 0.0F) {
+        x = fmaf(-params->frequency_penalty, (float)drawn, x);
+    }
+    if (drawn > 0 && params->presence_penalty != 0.0F) x = x - params->presence_penalty;
+    const float repetition = params->repetition_penalty;
+    if (drawn > 0 && repetition != 0.0F && repetition != 1.0F) {
+        x = x > 0.0F ? x / repetition : x * repetition;
+    }
+    if (is_among(params->banned_ids, params->banned_count, id)) x = -math_inf_f32();
+    for (uint32_t i = 0; i < params->bias_count; i++) {
+        if ((uint32_t)params->bias_ids[i] == id) x = x + params->biases[i];
+    }
+    return x;
+}
+
+static size_t count_joint(const sampler_params *params, const entry *entries, size_t count,
+                          uint64_t fixed_total) {
     size_t greater_count = 0;
     uint64_t greater_sum = 0;
     uint64_t sum_before = 0;
@@ -39,17 +67,60 @@ static size_t count_support(const sampler_params *params, const entry *entries, 
     return count;
 }
 
+static size_t count_sequential(const sampler_params *params, const entry *entries, size_t count) {
+    sampler_params first = *params;
+    first.top_p = 1.0F;
+    const size_t in_top_k = count_joint(&first, entries, count, 0);
+    uint64_t fixed_sum = 0;
+    for (size_t i = 0; i < in_top_k; i++) {
+        fixed_sum += sampler_fixed(entries[i].weight);
+    }
+    sampler_params second = *params;
+    second.top_k = 0;
+    size_t support = count_joint(&second, entries, in_top_k, fixed_sum);
+    while (entries[support - 1].weight < params->min_p * entries[0].weight) {
+        support--;
+    }
+    return support;
+}
+
+static size_t count_rank(const sampler_params *params, const entry *entries, size_t count,
+                         uint64_t fixed_total) {
+    uint64_t sum_before = 0;
+    for (size_t r = 0; r < count; r++) {
+        const bool is_in_top_k = params->top_k == 0 || r < params->top_k;
+        const bool is_in_top_p = params->top_p >= 1.0F ||
+                                 (double)sum_before <= (double)params->top_p * (double)fixed_total;
+        const bool is_in_min_p = entries[r].weight >= params->min_p * entries[0].weight;
+        if (!is_in_top_k || !is_in_top_p || !is_in_min_p || entries[r].weight <= 0.0F) return r;
+        sum_before += sampler_fixed(entries[r].weight);
+    }
+    return count;
+}
+
+/* How many of the sorted entries are in the support. */
+static size_t count_support(const sampler_params *params, const entry *entries, size_t count,
+                            uint64_t fixed_total) {
+    if (params->filter == SAMPLER_FILTER_RANK)
+        return count_rank(params, entries, count, fixed_total);
+    if (params->min_p > 0.0F) return count_sequential(params, entries, count);
+    return count_joint(params, entries, count, fixed_total);
+}
+
 /* The index of the drawn entry of the support. */
 static size_t draw_entry(const sampler_params *params, uint32_t position, const entry *entries,
                          size_t support) {
+    const bool is_filtered_rank =
+        params->filter == SAMPLER_FILTER_RANK && (params->top_p < 1.0F || params->min_p > 0.0F);
+    const bool is_by_id = params->top_k == 0 && !is_filtered_rank;
     size_t best = 0;
     double best_score = 0.0;
     for (size_t i = 0; i < support; i++) {
-        const uint32_t column = params->top_k != 0 ? (uint32_t)i : entries[i].id;
+        const uint32_t column = is_by_id ? entries[i].id : (uint32_t)i;
         const double score = math_log_f64((double)entries[i].weight) +
                              sampler_noise(sampler_hash(params->seed, position, column));
         /* The first in order of columns wins; ids are columns that are not in order here. */
-        const bool is_earlier = params->top_k == 0 && entries[i].id < entries[best].id;
+        const bool is_earlier = is_by_id && entries[i].id < entries[best].id;
         if (i == 0 || score > best_score || (score == best_score && is_earlier)) {
             best = i;
             best_score = score;
@@ -100,50 +171,102 @@ static void move_greedy_first(const float *logits, float largest, entry *entries
     }
 }
 
-bt_status sampler_draw_ref(const sampler_params *params, const float *logits, uint32_t vocab_size,
-                           uint32_t position, sampler_row *row) {
-    if (!sampler_params_are_valid(params) || vocab_size == 0) return BT_ERR_CALLER_ARGUMENT;
-    const bool is_limited = params->vocab_limit != 0 && params->vocab_limit < vocab_size;
-    const size_t count = is_limited ? params->vocab_limit : vocab_size;
-    *row = (sampler_row){.token = -1,
-                         .status = SAMPLER_INVALID,
-                         .support_ids = row->support_ids,
-                         .support_logprobs = row->support_logprobs};
-    const float largest = find_largest(logits, count);
-    const float scaled_max = largest / params->temperature;
-    if (!(scaled_max < math_inf_f32() && scaled_max > -math_inf_f32())) return BT_OK;
+typedef struct scored {
+    float x;
+    uint32_t id;
+} scored;
 
-    entry *entries = bt_calloc(count, sizeof *entries);
-    if (entries == NULL) return BT_ERR_WORKER_MEMORY;
-    uint64_t fixed_total = 0;
-    for (size_t i = 0; i < count; i++) {
-        const float weight = sampler_weight(logits[i], params->temperature, scaled_max);
-        entries[i] = (entry){.weight = weight, .id = (uint32_t)i};
-        fixed_total += sampler_fixed(weight);
+static int by_x_then_id(const void *a, const void *b) {
+    const scored *left = a;
+    const scored *right = b;
+    if (left->x != right->x) return left->x > right->x ? -1 : 1;
+    return left->id < right->id ? -1 : 1;
+}
+
+typedef struct reference {
+    const sampler_params *params;
+    float *x;        /* [count] */
+    entry *entries;  /* [count], sorted by weight */
+    scored *by_size; /* [count], sorted by x */
+    size_t count;
+    float scaled_max;
+    uint64_t fixed_total;
+} reference;
+
+static float logprob(const reference *r, float x) {
+    return sampler_token_logprob(x / r->params->temperature, r->scaled_max, r->fixed_total);
+}
+
+static void fill_logprobs(const reference *r, sampler_row *row) {
+    const sampler_params *params = r->params;
+    row->token_logprob = logprob(r, r->x[row->token]);
+    for (uint32_t i = 0; i < params->top_logprobs && i < r->count; i++) {
+        row->top[i].id = (int32_t)r->by_size[i].id;
+        row->top[i].logprob = logprob(r, r->by_size[i].x);
+        row->top_count++;
     }
-    qsort(entries, count, sizeof *entries, by_weight_then_id);
+    for (uint32_t i = 0; i < params->logprob_id_count; i++) {
+        const size_t id = (size_t)params->logprob_ids[i];
+        row->id_logprobs[i] = id < r->count ? logprob(r, r->x[id]) : -math_inf_f32();
+    }
+}
+
+static void draw_row(reference *r, float largest, uint32_t position, sampler_row *row) {
+    const sampler_params *params = r->params;
+    for (size_t i = 0; i < r->count; i++) {
+        const float weight = sampler_weight(r->x[i], params->temperature, r->scaled_max);
+        r->entries[i] = (entry){.weight = weight, .id = (uint32_t)i};
+        r->by_size[i] = (scored){.x = r->x[i], .id = (uint32_t)i};
+        r->fixed_total += sampler_fixed(weight);
+    }
+    qsort(r->entries, r->count, sizeof *r->entries, by_weight_then_id);
+    qsort(r->by_size, r->count, sizeof *r->by_size, by_x_then_id);
     size_t support = 1;
     size_t drawn = 0;
     if (params->top_k == 1) {
-        move_greedy_first(logits, largest, entries, count);
+        move_greedy_first(r->x, largest, r->entries, r->count);
     } else {
-        support = count_support(params, entries, count, fixed_total);
-        drawn = draw_entry(params, position, entries, support);
+        support = count_support(params, r->entries, r->count, r->fixed_total);
+        drawn = draw_entry(params, position, r->entries, support);
     }
     const bool has_mask = params->mask_mode != SAMPLER_MASK_OFF;
     if (has_mask && support > params->mask_max_tokens) {
         row->status = SAMPLER_OVERFLOW;
         row->cap_needed = (uint32_t)support;
-        bt_free(entries);
-        return BT_OK;
+        return;
     }
     row->status = SAMPLER_OK;
-    row->token = (int32_t)entries[drawn].id;
-    if (params->wants_logprob != 0) {
-        const float scaled = logits[entries[drawn].id] / params->temperature;
-        row->token_logprob = sampler_token_logprob(scaled, scaled_max, fixed_total);
+    row->token = (int32_t)r->entries[drawn].id;
+    if (params->wants_logprob != 0) fill_logprobs(r, row);
+    if (has_mask) capture(params, r->entries, support, drawn, row);
+}
+
+bt_status sampler_draw_ref(const sampler_params *params, const float *logits, uint32_t vocab_size,
+                           uint32_t position, sampler_row *row) {
+    if (vocab_size == 0 || !sampler_params_are_valid(params, vocab_size) ||
+        !sampler_row_is_valid(params, row))
+        return BT_ERR_CALLER_ARGUMENT;
+    const bool is_limited = params->vocab_limit != 0 && params->vocab_limit < vocab_size;
+    reference r = {.params = params, .count = is_limited ? params->vocab_limit : vocab_size};
+    *row = (sampler_row){.token = -1,
+                         .status = SAMPLER_INVALID,
+                         .support_ids = row->support_ids,
+                         .support_logprobs = row->support_logprobs,
+                         .top = row->top,
+                         .id_logprobs = row->id_logprobs};
+    r.x = bt_calloc(r.count, sizeof *r.x);
+    r.entries = bt_calloc(r.count, sizeof *r.entries);
+    r.by_size = bt_calloc(r.count, sizeof *r.by_size);
+    const bool is_complete = r.x != NULL && r.entries != NULL && r.by_size != NULL;
+    for (size_t i = 0; is_complete && i < r.count; i++) {
+        r.x[i] = process(params, (uint32_t)i, logits[i]);
     }
-    if (has_mask) capture(params, entries, support, drawn, row);
-    bt_free(entries);
-    return BT_OK;
+    const float largest = is_complete ? find_largest(r.x, r.count) : 0.0F;
+    r.scaled_max = largest / params->temperature;
+    const bool is_valid = r.scaled_max < math_inf_f32() && r.scaled_max > -math_inf_f32();
+    if (is_complete && is_valid) draw_row(&r, largest, position, row);
+    bt_free(r.x);
+    bt_free(r.entries);
+    bt_free(r.by_size);
+    return is_complete ? BT_OK : BT_ERR_WORKER_MEMORY;
 }

@@ -415,25 +415,25 @@ static void draws_follow_the_weights(void **state) {
 static void parameters_are_checked(void **state) {
     (void)state;
     const sampler_params good = support_params(4, 0.5F);
-    assert_true(sampler_params_are_valid(&good));
+    assert_true(sampler_params_are_valid(&good, 1000));
     const float bad_temperatures[] = {0.0F, -1.0F, math_nan_f32(), math_inf_f32()};
     const float bad_top_ps[] = {0.0F, -0.5F, 1.0000001F, math_nan_f32()};
     for (int i = 0; i < 4; i++) {
         sampler_params bad = good;
         bad.temperature = bad_temperatures[i];
-        assert_false(sampler_params_are_valid(&bad));
+        assert_false(sampler_params_are_valid(&bad, 1000));
         bad = good;
         bad.top_p = bad_top_ps[i];
-        assert_false(sampler_params_are_valid(&bad));
+        assert_false(sampler_params_are_valid(&bad, 1000));
     }
     sampler_params bad = good;
     bad.mask_mode = 3;
-    assert_false(sampler_params_are_valid(&bad));
+    assert_false(sampler_params_are_valid(&bad, 1000));
     bad = good;
     bad.mask_max_tokens = 0;
-    assert_false(sampler_params_are_valid(&bad));
+    assert_false(sampler_params_are_valid(&bad, 1000));
     bad.mask_mode = SAMPLER_MASK_OFF;
-    assert_true(sampler_params_are_valid(&bad));
+    assert_true(sampler_params_are_valid(&bad, 1000));
 }
 
 /* Neighbours cannot matter when nothing but the row goes in; a used workspace must not either. */

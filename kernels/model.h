@@ -134,25 +134,35 @@ BT_MUST_CHECK bt_status model_runner_create(const model *m, const model_runner_o
                                             model_runner **out, bt_error *error);
 void model_runner_destroy(model_runner *runner);
 
-/* Log-probabilities of prompt tokens: for query tokens [first, first + count) of a sequence (in the
- * batch's order, counted from the sequence's first query token) the log-softmax of their own
- * logits, unprocessed, at targets[i] (the token that follows). Nothing is drawn for them. */
+/* Nanoseconds that the runner's samplers spent in code that only masks need, summed over the
+ * threads, since the runner was made or this was last called; counted only while it is on, off at
+ * first. Not during a step. */
+void model_runner_time_capture(model_runner *runner, bool is_on);
+uint64_t model_runner_take_capture_ns(model_runner *runner);
+
+/* Log-probabilities of prompt tokens: for query tokens [first, first + count) of a sequence
+ * (counted from its first query token in the batch) the log-softmax of their own logits,
+ * unprocessed (sampler_score_row), at targets[i] (the token that follows). Nothing is drawn for
+ * them. NaN, with ids -1, where the logits have no log-softmax; everything else is finite or -inf.
+ */
 typedef struct model_scores {
     uint32_t first, count;  /* count 0: none */
     const int32_t *targets; /* [count] */
     uint32_t vocab_limit;
-    uint32_t top_count, id_count;
-    const int32_t *ids; /* [id_count] */
-    float *logprobs;    /* [count], out */
-    sampler_top *top;   /* [count][top_count], out */
-    float *id_logprobs; /* [count][id_count], out */
+    uint32_t top_count, id_count; /* <= SAMPLER_TOP_MAX, <= SAMPLER_IDS_MAX */
+    const int32_t *ids;           /* [id_count] */
+    float *logprobs;              /* [count], out */
+    sampler_top *top;             /* [count][top_count], out */
+    float *id_logprobs;           /* [count][id_count], out */
 } model_scores;
 
 /* One step, in CSR form. All arrays are borrowed for the call.
  * Sequence s has query tokens token_ids[token_offsets[s] .. token_offsets[s+1]) at the absolute
  * positions first_positions[s] + 0, 1, ...; the KV of every position below first_positions[s] is
  * already in its pages. Its page table is page_ids[page_offsets[s] .. page_offsets[s+1]), logical
- * page order, long enough for its last query position. No page is written by two sequences. */
+ * page order, long enough for its last query position. A page that the step writes (from the first
+ * query position on) stands in no other place of a page table; pages that are only read may be
+ * shared. */
 typedef struct model_batch {
     uint32_t sequences;
     uint32_t tokens;                 /* = token_offsets[sequences] */
@@ -167,8 +177,8 @@ typedef struct model_batch {
     float *logits;              /* NULL, or [sequences, vocab_size], out where samples[s] is 1 */
     const model_scores *scores; /* NULL, or [sequences] */
     /* NULL, or several draws from the same logits (n > 1 of one prompt): sequence s has sampling
-     * and rows at draw_offsets[s] .. draw_offsets[s + 1], one draw each, instead of at s; none
-     * where samples[s] is 0. */
+     * and rows at draw_offsets[s] .. draw_offsets[s + 1], one draw each, instead of at s; at least
+     * one where samples[s] is 1, none where it is 0. At most MODEL_BATCH_MAX. */
     const uint32_t *draw_offsets; /* [sequences + 1] */
 } model_batch;
 

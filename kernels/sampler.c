@@ -296,10 +296,11 @@ static sampler_cut filter(draw *d) {
     if (is_sequential) {
         mass_limit = mass_limit_of(params, cut.fixed_sum);
         cut = sampler_find_cut(candidates, count, count_max, mass_limit, &workspace->histogram);
+        cut.threshold = larger(cut.threshold, min_p_bits);
     }
     const size_t ties_max =
         is_by_rank(params) ? cut_ties(candidates, count, count_max, mass_limit, &cut) : count;
-    cut = keep(candidates, count, larger(cut.threshold, min_p_bits), ties_max);
+    cut = keep(candidates, count, cut.threshold, ties_max);
     BT_ASSERT(cut.count > 0);
     return cut;
 }

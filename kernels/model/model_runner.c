@@ -45,7 +45,7 @@ static bt_status create_workspace(model_runner *r) {
     const size_t t = r->tokens_max;
     const size_t q_width = (size_t)g->heads * g->head_dim;
     const size_t qkv_width = (size_t)(g->heads + 2 * g->kv_heads) * g->head_dim;
-    const uint32_t logit_rows = r->rows_max < MODEL_LOGIT_ROWS ? r->rows_max : MODEL_LOGIT_ROWS;
+    const size_t logit_rows = t < MODEL_LOGIT_ROWS ? t : MODEL_LOGIT_ROWS;
     const bool is_complete =
         make(&r->x, t, g->hidden_size, sizeof *r->x) &&
         make(&r->normed, t, g->hidden_size, sizeof *r->normed) &&
@@ -57,8 +57,8 @@ static bt_status create_workspace(model_runner *r) {
         make(&r->position, t, 1, sizeof *r->position) &&
         make(&r->sequence, t, 1, sizeof *r->sequence) &&
         make(&r->logits, logit_rows, g->vocab_size, sizeof *r->logits) &&
-        make(&r->sample_token, r->rows_max, 1, sizeof *r->sample_token) &&
-        make(&r->sample_row, r->rows_max, 1, sizeof *r->sample_row) &&
+        make(&r->kept_token, t, 1, sizeof *r->kept_token) &&
+        make(&r->kept_item, t + 1, 1, sizeof *r->kept_item) &&
         make(&r->page_stamp, r->kv_page_count, 1, sizeof *r->page_stamp);
     return is_complete ? BT_OK : BT_ERR_WORKER_MEMORY;
 }
@@ -127,9 +127,21 @@ void model_runner_destroy(model_runner *r) {
     bt_free(r->position);
     bt_free(r->sequence);
     bt_free(r->logits);
-    bt_free(r->sample_token);
-    bt_free(r->sample_row);
+    bt_free(r->kept_token);
+    bt_free(r->kept_item);
     bt_free(r->page_stamp);
     dev_host_destroy(r->dev);
     bt_free(r);
+}
+
+void model_runner_time_capture(model_runner *runner, bool is_on) {
+    for (uint32_t i = 0; i < dev_host_threads(runner->dev); i++)
+        sampler_time_capture(runner->samplers[i], is_on);
+}
+
+uint64_t model_runner_take_capture_ns(model_runner *runner) {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < dev_host_threads(runner->dev); i++)
+        sum += sampler_take_capture_ns(runner->samplers[i]);
+    return sum;
 }

@@ -6,7 +6,7 @@
 #include "kernels/model/model_rope.h"
 #include "kernels/ops.h"
 
-/* Logits are computed for so many sequences at a time, so that their memory does not grow with the
+/* Logits are computed for so many tokens at a time, so that their memory does not grow with the
  * batch. Enough to make the last product bound by FMA. */
 enum { MODEL_LOGIT_ROWS = 32 };
 
@@ -33,18 +33,37 @@ struct model_runner {
     uint32_t *position; /* [tokens] */
     uint32_t *sequence; /* [tokens] */
 
-    /* Per sampling sequence. */
-    float *logits;          /* [MODEL_LOGIT_ROWS, vocab] */
-    uint32_t *sample_token; /* [rows]: its last token in the batch */
-    uint32_t *sample_row;   /* [rows]: its sequence */
-    uint32_t sample_count;
+    /* Per token that logits are computed of (*kept*: it samples, is scored, or both), in the
+     * order of the batch. What is done with its logits are its items: the score, if any, and then
+     * the draws. */
+    float *logits;        /* [MODEL_LOGIT_ROWS, vocab] */
+    uint32_t *kept_token; /* [tokens]: its index in the batch */
+    uint32_t *kept_item;  /* [tokens + 1]: its first item */
+    uint32_t kept_count;
 
     /* page_stamp[i] = step in which page i was last claimed for writing. */
     uint64_t *page_stamp;
     uint64_t step;
 };
 
-/* Checks a batch against the rules of kernels/model.h and fills position, sequence and sample_*.
+/* Draws [first, end) of a batch belong to a sequence. */
+typedef struct model_draws {
+    uint32_t first, end;
+} model_draws;
+
+static inline model_draws model_draws_of(const model_batch *b, uint32_t s) {
+    if (b->draw_offsets == NULL) return (model_draws){s, s + b->samples[s]};
+    return (model_draws){b->draw_offsets[s], b->draw_offsets[s + 1]};
+}
+
+/* Whether a token (its index in the batch) of sequence s is scored. */
+static inline bool model_is_scored(const model_batch *b, uint32_t s, uint32_t token) {
+    if (b->scores == NULL) return false;
+    const uint32_t index = token - b->token_offsets[s];
+    return index >= b->scores[s].first && index - b->scores[s].first < b->scores[s].count;
+}
+
+/* Checks a batch against the rules of kernels/model.h and fills position, sequence and kept_*.
  * CALLER_ARGUMENT when it breaks one. */
 BT_MUST_CHECK bt_status model_batch_prepare(model_runner *runner, const model_batch *batch);
 

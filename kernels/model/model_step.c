@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/math.h"
 #include "kernels/model/model_runner_internal.h"
 
 static void norm(model_runner *r, const float *weight, uint32_t rows) {
@@ -63,7 +64,7 @@ static void attend(model_runner *r, const model_batch *b, uint32_t index) {
                                                   .heads = g->heads,
                                                   .layer = index,
                                                   .epsilon = g->norm_epsilon});
-    if (index + 1 == g->layers && r->sample_count == 0) return;
+    if (index + 1 == g->layers && r->kept_count == 0) return;
     const op_attention_params params = attention_params(r, b, index);
     op_attention(r->dev, &params);
 }
@@ -99,20 +100,20 @@ static void feed_forward(model_runner *r, uint32_t rows, uint32_t index) {
                                           .adds = true});
 }
 
-/* Once the last layer has stored K and V, only the tokens that sample go on: they move to the
- * front. Their order in the batch is ascending, so none is overwritten before it has moved. */
-static uint32_t keep_samples(model_runner *r) {
+/* Once the last layer has stored K and V, only the tokens with logits go on: they move to the
+ * front. They are in ascending order, so none is overwritten before it has moved. */
+static uint32_t keep_tokens(model_runner *r) {
     const model_geometry *g = &r->m->card.geometry;
     const size_t q_width = (size_t)g->heads * g->head_dim;
-    for (uint32_t i = 0; i < r->sample_count; i++) {
-        const size_t from = r->sample_token[i];
+    for (uint32_t i = 0; i < r->kept_count; i++) {
+        const size_t from = r->kept_token[i];
         if (from == i) continue;
         memcpy(r->x + (size_t)i * g->hidden_size, r->x + from * g->hidden_size,
                g->hidden_size * sizeof *r->x);
         memcpy(r->attended + i * q_width, r->attended + from * q_width,
                q_width * sizeof *r->attended);
     }
-    return r->sample_count;
+    return r->kept_count;
 }
 
 static void begin(model_runner *r, const model_batch *b) {
@@ -131,26 +132,80 @@ static void begin(model_runner *r, const model_batch *b) {
     op_attention_prepare(r->dev, &params);
 }
 
-typedef struct draw_run {
+/* What is done with the logits of the kept tokens [first, first + rows). */
+typedef struct item_run {
     model_runner *runner;
     const model_batch *batch;
-    uint32_t first; /* of the sampling sequences */
-} draw_run;
+    uint32_t first;
+    uint32_t rows;
+} item_run;
 
-static void draw_item(void *context, uint32_t item, uint32_t thread) {
-    const draw_run *run = context;
-    const model_runner *r = run->runner;
-    const uint32_t vocab_size = r->m->card.geometry.vocab_size;
-    const uint32_t sample = run->first + item;
-    const uint32_t row = r->sample_row[sample];
-    const float *logits = r->logits + (size_t)item * vocab_size;
-    if (run->batch->logits != NULL)
-        memcpy(run->batch->logits + (size_t)row * vocab_size, logits, vocab_size * sizeof *logits);
-    sampler_draw(r->samplers[thread], &run->batch->sampling[row], logits, vocab_size,
-                 r->position[r->sample_token[sample]], &run->batch->rows[row]);
+/* The kept token that an item belongs to. */
+static uint32_t kept_of_item(const item_run *run, uint32_t item) {
+    const uint32_t *offsets = run->runner->kept_item;
+    uint32_t low = run->first;
+    uint32_t high = run->first + run->rows;
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (offsets[middle] <= item) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
 }
 
-/* Last norm, logits and draw for some of the sampling sequences. */
+/* NaN where a row has no log-softmax. */
+static void score(const item_run *run, uint32_t kept, sampler_workspace *sampler,
+                  const float *logits) {
+    const model_runner *r = run->runner;
+    const uint32_t token = r->kept_token[kept];
+    const uint32_t s = r->sequence[token];
+    const model_scores *to = &run->batch->scores[s];
+    const size_t at = token - run->batch->token_offsets[s] - to->first;
+    const sampler_scoring scoring = {.target = to->targets[at],
+                                     .vocab_limit = to->vocab_limit,
+                                     .top_count = to->top_count,
+                                     .id_count = to->id_count,
+                                     .ids = to->ids};
+    sampler_top *top = to->top_count > 0 ? to->top + at * to->top_count : NULL;
+    float *ids = to->id_count > 0 ? to->id_logprobs + at * to->id_count : NULL;
+    if (sampler_score_row(sampler, &scoring, logits, r->m->card.geometry.vocab_size,
+                          &to->logprobs[at], top, ids))
+        return;
+    to->logprobs[at] = math_nan_f32();
+    for (uint32_t i = 0; i < to->top_count; i++)
+        top[i] = (sampler_top){.id = -1, .logprob = math_nan_f32()};
+    for (uint32_t i = 0; i < to->id_count; i++)
+        ids[i] = math_nan_f32();
+}
+
+static void run_item(void *context, uint32_t index, uint32_t thread) {
+    const item_run *run = context;
+    const model_runner *r = run->runner;
+    const model_batch *b = run->batch;
+    const uint32_t vocab_size = r->m->card.geometry.vocab_size;
+    const uint32_t item = r->kept_item[run->first] + index;
+    const uint32_t kept = kept_of_item(run, item);
+    const uint32_t token = r->kept_token[kept];
+    const uint32_t s = r->sequence[token];
+    const float *logits = r->logits + (size_t)(kept - run->first) * vocab_size;
+    const bool is_scored = model_is_scored(b, s, token);
+    const uint32_t at = item - r->kept_item[kept];
+    if (is_scored && at == 0) {
+        score(run, kept, r->samplers[thread], logits);
+        return;
+    }
+    const uint32_t draw = at - (is_scored ? 1U : 0U);
+    if (b->logits != NULL && draw == 0)
+        memcpy(b->logits + (size_t)s * vocab_size, logits, vocab_size * sizeof *logits);
+    const uint32_t d = model_draws_of(b, s).first + draw;
+    sampler_draw(r->samplers[thread], &b->sampling[d], logits, vocab_size, r->position[token],
+                 &b->rows[d]);
+}
+
+/* Last norm, logits, draws and scores of some of the kept tokens. */
 static void finish(model_runner *r, const model_batch *b, uint32_t first, uint32_t count) {
     const model_geometry *g = &r->m->card.geometry;
     op_rms_norm(r->dev, &(op_rms_norm_params){.out = r->normed,
@@ -166,8 +221,8 @@ static void finish(model_runner *r, const model_batch *b, uint32_t first, uint32
                                           .out_stride = g->vocab_size,
                                           .x_stride = g->hidden_size,
                                           .rows = count});
-    draw_run run = {.runner = r, .batch = b, .first = first};
-    dev_host_run(r->dev, count, draw_item, &run);
+    item_run run = {.runner = r, .batch = b, .first = first, .rows = count};
+    dev_host_run(r->dev, r->kept_item[first + count] - r->kept_item[first], run_item, &run);
 }
 
 bt_status model_step(model_runner *runner, const model_batch *batch) {
@@ -178,13 +233,13 @@ bt_status model_step(model_runner *runner, const model_batch *batch) {
     const uint32_t layers = runner->m->card.geometry.layers;
     for (uint32_t layer = 0; layer < layers; layer++) {
         attend(runner, batch, layer);
-        const uint32_t rows = layer + 1 == layers ? keep_samples(runner) : batch->tokens;
+        const uint32_t rows = layer + 1 == layers ? keep_tokens(runner) : batch->tokens;
         if (rows == 0) return BT_OK;
         project(runner, rows, layer);
         feed_forward(runner, rows, layer);
     }
-    for (uint32_t first = 0; first < runner->sample_count; first += MODEL_LOGIT_ROWS) {
-        const uint32_t rest = runner->sample_count - first;
+    for (uint32_t first = 0; first < runner->kept_count; first += MODEL_LOGIT_ROWS) {
+        const uint32_t rest = runner->kept_count - first;
         finish(runner, batch, first, rest < MODEL_LOGIT_ROWS ? rest : MODEL_LOGIT_ROWS);
     }
     return BT_OK;

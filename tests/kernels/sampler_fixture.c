@@ -34,25 +34,34 @@ sampler_result sampler_result_create(uint32_t capacity) {
     result.row.support_ids = bt_calloc(capacity, sizeof(int32_t));
     result.row.support_logprobs = bt_calloc(capacity, sizeof(float));
     assert_non_null(result.row.support_ids);
+    result.row.top = bt_calloc(SAMPLER_TOP_MAX, sizeof(sampler_top));
+    result.row.id_logprobs = bt_calloc(SAMPLER_IDS_MAX, sizeof(float));
     assert_non_null(result.row.support_logprobs);
+    assert_non_null(result.row.top);
+    assert_non_null(result.row.id_logprobs);
     return result;
 }
 
 void sampler_result_destroy(sampler_result *result) {
     bt_free(result->row.support_ids);
     bt_free(result->row.support_logprobs);
+    bt_free(result->row.top);
+    bt_free(result->row.id_logprobs);
 }
 
 void sampler_result_reset(sampler_result *result) {
     sampler_row *row = &result->row;
     memset(row->support_ids, 0xa5, result->capacity * sizeof(int32_t));
     memset(row->support_logprobs, 0xa5, result->capacity * sizeof(float));
+    memset(row->top, 0xa5, SAMPLER_TOP_MAX * sizeof(sampler_top));
+    memset(row->id_logprobs, 0xa5, SAMPLER_IDS_MAX * sizeof(float));
     row->token = -77;
     row->status = 77;
     row->token_logprob = 77.0F;
     row->selected_logprob = 77.0F;
     row->support_count = 77;
     row->cap_needed = 77;
+    row->top_count = 77;
 }
 
 void sampler_result_assert_equal(const sampler_result *a, const sampler_result *b) {
@@ -68,6 +77,9 @@ void sampler_result_assert_equal(const sampler_result *a, const sampler_result *
     assert_memory_equal(left->support_ids, right->support_ids, a->capacity * sizeof(int32_t));
     assert_memory_equal(left->support_logprobs, right->support_logprobs,
                         a->capacity * sizeof(float));
+    assert_int_equal(left->top_count, right->top_count);
+    assert_memory_equal(left->top, right->top, SAMPLER_TOP_MAX * sizeof(sampler_top));
+    assert_memory_equal(left->id_logprobs, right->id_logprobs, SAMPLER_IDS_MAX * sizeof(float));
 }
 
 static float round_to_bf16(float x) {

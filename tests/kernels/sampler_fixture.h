@@ -7,10 +7,11 @@
 
 #include "kernels/sampler.h"
 
-/* A sampler_row with its arrays; they hold a pattern where nothing was written. */
+/* A sampler_row with its arrays (top and id_logprobs at their largest); they hold a pattern where
+ * nothing was written. */
 typedef struct sampler_result {
     sampler_row row;
-    uint32_t capacity;
+    uint32_t capacity; /* of the support */
 } sampler_result;
 
 sampler_result sampler_result_create(uint32_t capacity);

@@ -14,9 +14,9 @@
 #include "kernels/math.h"
 #include "tests/kernels/sampler_fixture.h"
 
-enum { VOCAB_MAX = 40000, ISAS_MAX = 3 };
+enum { VOCAB_MAX = 40000, ISAS_MAX = 4 };
 
-static const char *const isa_names[ISAS_MAX] = {"portable", "avx2", "avx512"};
+static const char *const isa_names[ISAS_MAX] = {"portable", "avx2", "avx512", "neon"};
 
 typedef struct bench {
     sampler_workspace *workspaces[ISAS_MAX]; /* NULL where this CPU lacks the instruction set */
@@ -70,6 +70,9 @@ static void compare(bench *b, const sampler_params *params, uint32_t vocab, uint
     hash_bytes(b, &row->selected_logprob, sizeof row->selected_logprob);
     hash_bytes(b, row->support_ids, row->support_count * sizeof(int32_t));
     hash_bytes(b, row->support_logprobs, row->support_count * sizeof(float));
+    hash_bytes(b, row->top, row->top_count * sizeof(sampler_top));
+    if (row->status == SAMPLER_OK)
+        hash_bytes(b, row->id_logprobs, params->logprob_id_count * sizeof(float));
     for (int i = 0; i < ISAS_MAX; i++) {
         if (b->workspaces[i] == NULL) continue;
         sampler_result_reset(&b->got);
@@ -170,6 +173,161 @@ static void many_draws(void **state) {
     bench_destroy(&b);
 }
 
+/* Parameters with everything that can change logits; the arrays belong to it. */
+typedef struct rich_params {
+    sampler_params params;
+    int32_t outputs[300], banned[8], biased[40], wanted[20];
+    float biases[40];
+} rich_params;
+
+static uint32_t below(uint64_t *state, uint32_t limit) {
+    const uint32_t value = (uint32_t)(sampler_uniform(state) * limit);
+    return value < limit ? value : limit - 1;
+}
+
+static void pick_ids(uint64_t *state, uint32_t vocab, int32_t *ids, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        ids[i] = (int32_t)below(state, vocab);
+    }
+}
+
+static void make_rich(rich_params *r, uint32_t vocab, uint64_t seed) {
+    static const float min_ps[] = {0.0F, 0.0F, 1e-6F, 0.02F, 0.1F, 0.3F, 0.999F, 1.0F};
+    static const float top_ps[] = {1.0F, 1.0F, 0.98F, 0.9F, 0.5F, 0.1F};
+    static const uint32_t top_ks[] = {0, 0, 1, 2, 7, 40, 300, 5000};
+    static const float penalties[] = {0.0F, 0.0F, 0.5F, -2.0F, 2.0F, 1e-20F};
+    static const float repetitions[] = {0.0F, 1.0F, 1.3F, 0.5F, 2.0F, 1e-38F};
+    uint64_t s = seed * 0x9e3779b97f4a7c15U + 77;
+    sampler_params *p = &r->params;
+    *p = (sampler_params){
+        .temperature = seed % 4 == 0 ? 1.0F : (float)(0.3 + sampler_uniform(&s)),
+        .top_p = top_ps[below(&s, BT_ARRAY_COUNT(top_ps))],
+        .top_k = top_ks[below(&s, BT_ARRAY_COUNT(top_ks))],
+        .min_p = min_ps[below(&s, BT_ARRAY_COUNT(min_ps))],
+        .filter = below(&s, 2),
+        .mask_mode = below(&s, 3),
+        .mask_max_tokens = below(&s, 8) == 0 ? 3 : vocab,
+        .vocab_limit = below(&s, 4) == 0 ? vocab - vocab / 3 : 0,
+        .wants_logprob = below(&s, 2),
+        .seed = seed,
+    };
+    if (below(&s, 3) > 0) {
+        p->frequency_penalty = penalties[below(&s, BT_ARRAY_COUNT(penalties))];
+        p->presence_penalty = penalties[below(&s, BT_ARRAY_COUNT(penalties))];
+        p->repetition_penalty = repetitions[below(&s, BT_ARRAY_COUNT(repetitions))];
+        p->output_count = below(&s, BT_ARRAY_COUNT(r->outputs) + 1);
+        /* Few ids, so that counts rise; all of the vocabulary, so that some are past the limit. */
+        pick_ids(&s, below(&s, 2) == 0 ? vocab : 1 + vocab / 20, r->outputs, p->output_count);
+        p->output_ids = r->outputs;
+    }
+    p->banned_count = below(&s, BT_ARRAY_COUNT(r->banned) + 1);
+    p->bias_count = below(&s, 3) == 0 ? below(&s, BT_ARRAY_COUNT(r->biased) + 1) : 0;
+    pick_ids(&s, vocab, r->banned, p->banned_count);
+    pick_ids(&s, vocab, r->biased, p->bias_count);
+    for (uint32_t i = 0; i < p->bias_count; i++) {
+        r->biases[i] = (float)(sampler_normal(&s) * 20.0);
+    }
+    p->banned_ids = r->banned;
+    p->bias_ids = r->biased;
+    p->biases = r->biases;
+    if (p->wants_logprob == 0) return;
+    p->top_logprobs = below(&s, 3) == 0 ? SAMPLER_TOP_MAX : below(&s, 9);
+    p->logprob_id_count = below(&s, BT_ARRAY_COUNT(r->wanted) + 1);
+    pick_ids(&s, vocab, r->wanted, p->logprob_id_count);
+    p->logprob_ids = r->wanted;
+}
+
+static const uint64_t RICH_HASH = 0x1f24569ca32975aaU;
+
+/* Every parameter at once, over every kind of logits. */
+static void all_parameters(void **state) {
+    (void)state;
+    bench b = bench_create();
+    static rich_params rich;
+    uint32_t statuses[3] = {0};
+    for (uint32_t turn = 0; turn < 9000; turn++) {
+        const uint32_t vocab = turn % 100 == 0 ? 20000 + turn : 1 + turn % 700;
+        const sampler_logits_kind kind = (sampler_logits_kind)(turn % SAMPLER_LOGITS_KINDS);
+        sampler_fill_logits(kind, turn, b.logits, vocab);
+        make_rich(&rich, vocab, turn);
+        compare(&b, &rich.params, vocab, turn);
+        statuses[b.want.row.status]++;
+    }
+    for (int i = 0; i < 3; i++) {
+        assert_true(statuses[i] > 50);
+    }
+    if (b.hash != RICH_HASH) print_message("hash %016llx\n", (unsigned long long)b.hash);
+    assert_true(b.hash == RICH_HASH);
+    bench_destroy(&b);
+}
+
+static uint32_t score_all(bench *b, const sampler_scoring *scoring, uint32_t vocab) {
+    static sampler_top top[2][SAMPLER_TOP_MAX];
+    static float ids[2][SAMPLER_IDS_MAX];
+    float targets[2] = {0.0F, 0.0F};
+    uint32_t scored = 0;
+    for (int i = 0; i < ISAS_MAX; i++) {
+        if (b->workspaces[i] == NULL) continue;
+        memset(top[1], 0x5a, sizeof top[1]);
+        memset(ids[1], 0x5a, sizeof ids[1]);
+        scored += sampler_score_row(b->workspaces[i], scoring, b->logits, vocab, &targets[1],
+                                    top[1], ids[1]);
+        if (i == 0) {
+            targets[0] = targets[1];
+            memcpy(top[0], top[1], sizeof top[0]);
+            memcpy(ids[0], ids[1], sizeof ids[0]);
+        }
+        assert_memory_equal(&targets[1], &targets[0], sizeof targets[0]);
+        assert_memory_equal(top[1], top[0], sizeof top[0]);
+        assert_memory_equal(ids[1], ids[0], sizeof ids[0]);
+    }
+    if (scored == 0) return 0;
+    /* A greedy draw at temperature 1 says the same. */
+    const sampler_params params = {.temperature = 1.0F,
+                                   .top_p = 1.0F,
+                                   .top_k = 1,
+                                   .vocab_limit = scoring->vocab_limit,
+                                   .wants_logprob = 1,
+                                   .top_logprobs = scoring->top_count,
+                                   .logprob_ids = scoring->ids,
+                                   .logprob_id_count = scoring->id_count};
+    assert_int_equal(sampler_draw_ref(&params, b->logits, vocab, 0, &b->want.row), BT_OK);
+    const sampler_row *row = &b->want.row;
+    assert_memory_equal(top[0], row->top, row->top_count * sizeof(sampler_top));
+    for (uint32_t i = row->top_count; i < scoring->top_count; i++) {
+        assert_int_equal(top[0][i].id, -1);
+        assert_true(top[0][i].logprob == -math_inf_f32());
+    }
+    assert_memory_equal(ids[0], row->id_logprobs, scoring->id_count * sizeof(float));
+    if (scoring->id_count > 0 && scoring->ids[0] == scoring->target)
+        assert_int_equal(math_bits_f32(targets[0]), math_bits_f32(ids[0][0]));
+    b->draws++;
+    return 1;
+}
+
+static void scored_rows(void **state) {
+    (void)state;
+    bench b = bench_create();
+    uint32_t scored = 0;
+    for (uint32_t turn = 0; turn < 900; turn++) {
+        const uint32_t vocab = turn % 50 == 0 ? 30000 : 1 + turn % 500;
+        const sampler_logits_kind kind = (sampler_logits_kind)(turn % SAMPLER_LOGITS_KINDS);
+        sampler_fill_logits(kind, turn, b.logits, vocab);
+        if (turn % 97 == 96) b.logits[vocab / 2] = math_nan_f32();
+        int32_t ids[30];
+        uint64_t s = turn;
+        pick_ids(&s, vocab, ids, BT_ARRAY_COUNT(ids));
+        const sampler_scoring scoring = {.target = ids[0],
+                                         .vocab_limit = turn % 5 == 0 ? vocab - vocab / 4 : 0,
+                                         .top_count = turn % 3 == 0 ? SAMPLER_TOP_MAX : turn % 7,
+                                         .id_count = turn % (BT_ARRAY_COUNT(ids) + 1),
+                                         .ids = ids};
+        scored += score_all(&b, &scoring, vocab);
+    }
+    assert_true(scored > 880 && scored < 900);
+    bench_destroy(&b);
+}
+
 /* What no token can be drawn from is INVALID everywhere, wherever it stands. */
 static void invalid_logits(void **state) {
     (void)state;
@@ -225,6 +383,8 @@ int main(void) {
         cmocka_unit_test(small_vocabularies),
         cmocka_unit_test(large_vocabularies),
         cmocka_unit_test(many_draws),
+        cmocka_unit_test(all_parameters),
+        cmocka_unit_test(scored_rows),
         cmocka_unit_test(invalid_logits),
         cmocka_unit_test(unknown_instruction_sets_are_refused),
     };

@@ -163,6 +163,7 @@ static void on_work(decode_core *core, const proto_message *message) {
     case PROTO_RESERVE: decode_on_reserve(core, &message->reserve); return;
     case PROTO_CANCEL: decode_on_cancel(core, message->cancel.attempt); return;
     case PROTO_CREDIT: decode_on_credit(core, &message->credit); return;
+    case PROTO_PROMPT: return; /* one sample without biases needs none of it */
     case PROTO_HELLO:
     case PROTO_WELCOME:
     case PROTO_REFUSE:
@@ -177,14 +178,13 @@ static void on_work(decode_core *core, const proto_message *message) {
     case PROTO_PREFILL_DONE:
     case PROTO_CHUNK:
     case PROTO_CAPACITY:
-    case PROTO_PROMPT:
     case PROTO_PROMPT_LOGPROBS: break;
     }
     membership_reject(&core->member, message);
 }
 
 void decode_core_on_message(decode_core *core, proto_lane lane, const proto_message *message) {
-    const bool is_stream_kind = message->kind == PROTO_CREDIT;
+    const bool is_stream_kind = message->kind == PROTO_CREDIT || message->kind == PROTO_PROMPT;
     if (membership_on_message(&core->member, lane, message, is_stream_kind)) {
         on_work(core, message);
     }

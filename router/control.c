@@ -12,14 +12,14 @@
 #include "router/http_status.h"
 
 enum {
-    COMMANDS_PER_FLOW = 4, /* submit, cancel, one grant at a time, release */
+    COMMANDS_PER_FLOW = 4, /* submit, cancel, one update at a time, release */
     BATCHES_PER_THREAD = 8192,
 };
 
 typedef enum command_kind {
     COMMAND_SUBMIT,
     COMMAND_CANCEL,
-    COMMAND_GRANT,
+    COMMAND_UPDATE, /* credit and cancels of samples */
     COMMAND_RELEASE,
 } command_kind;
 
@@ -108,32 +108,76 @@ static void remove_doomed(control *c, const control_flow *flow) {
     *at = flow->next_doomed;
 }
 
+/* A copy of `bytes` for the HTTP thread, charged; NULL: the flow is doomed. */
+static control_batch *make_batch(control *c, control_flow *flow, const uint8_t *payload,
+                                 size_t bytes) {
+    if (flow->is_doomed) return NULL;
+    if (!budget_take(&c->in_flight, bytes)) {
+        doom(c, flow, BT_ERR_REQUEST_FULL, "the router cannot take in more rows now");
+        return NULL;
+    }
+    control_batch *batch = bt_malloc(sizeof(*batch) + bytes);
+    if (batch == NULL) {
+        budget_give(&c->in_flight, bytes);
+        doom(c, flow, BT_ERR_WORKER_MEMORY, "the router is out of memory");
+        return NULL;
+    }
+    *batch = (control_batch){.flow = flow, .bytes = bytes, .payload = (uint8_t *)(batch + 1)};
+    memcpy(batch->payload, payload, bytes);
+    return batch;
+}
+
 static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) {
     control *c = context;
     control_flow *flow = (control_flow *)(uintptr_t)request;
-    if (flow->is_doomed) return;
-    if (!budget_take(&c->in_flight, rows->bytes)) {
-        doom(c, flow, BT_ERR_REQUEST_FULL, "the router cannot take in more rows now");
-        return;
-    }
-    control_batch *batch = bt_malloc(sizeof(*batch) + rows->bytes);
-    if (batch == NULL) {
-        budget_give(&c->in_flight, rows->bytes);
-        doom(c, flow, BT_ERR_WORKER_MEMORY, "the router is out of memory");
-        return;
-    }
-    batch->flow = flow;
-    batch->bytes = rows->bytes;
+    control_batch *batch = make_batch(c, flow, rows->records, rows->bytes);
+    if (batch == NULL) return;
+    batch->kind = CONTROL_ROWS;
+    batch->sample = rows->sample;
     batch->cached_tokens = rows->cached_tokens;
-    batch->records = (uint8_t *)(batch + 1);
-    memcpy(batch->records, rows->records, rows->bytes);
     hand_on(c, batch);
+}
+
+static void on_prompt_logprobs(void *context, uint64_t request,
+                               const dispatch_prompt_logprobs *logprobs) {
+    control *c = context;
+    control_flow *flow = (control_flow *)(uintptr_t)request;
+    control_batch *batch = make_batch(c, flow, logprobs->entries, logprobs->bytes);
+    if (batch == NULL) return;
+    batch->kind = CONTROL_PROMPT_LOGPROBS;
+    batch->first_position = logprobs->first_position;
+    batch->count = logprobs->count;
+    hand_on(c, batch);
+}
+
+static void end_sample(control *c, control_flow *flow, uint32_t index, const dispatch_end *end) {
+    control_sample *s = &flow->samples[index];
+    BT_ASSERT(!s->has_ended);
+    s->has_ended = true;
+    s->end = *end;
+    s->end_batch =
+        (control_batch){.flow = flow, .kind = CONTROL_SAMPLE_END, .sample = index, .end = &s->end};
+    hand_on(c, &s->end_batch);
+}
+
+/* A sample that ends because the flow is doomed ends for the same reason. */
+static void on_sample_end(void *context, uint64_t request, uint32_t sample,
+                          const dispatch_end *end) {
+    control *c = context;
+    control_flow *flow = (control_flow *)(uintptr_t)request;
+    dispatch_end told = *end;
+    if (flow->is_doomed) {
+        told.finish = PROTO_FINISH_ERROR;
+        told.status = flow->end.status;
+        told.http_status = http_status_of(told.status);
+        memcpy(told.text, flow->end.text, sizeof(told.text));
+    }
+    end_sample(c, flow, sample, &told);
 }
 
 /* Tells the flow's end, exactly once. */
 static void end_flow(control *c, control_flow *flow) {
-    flow->end_batch.flow = flow;
-    flow->end_batch.bytes = 0;
+    flow->end_batch = (control_batch){.flow = flow, .kind = CONTROL_END, .end = &flow->end};
     hand_on(c, &flow->end_batch);
 }
 
@@ -165,6 +209,9 @@ static void refuse_flow(control *c, control_flow *flow, bt_status status, const 
     flow->end.status = status;
     flow->end.http_status = http_status_of(status);
     snprintf(flow->end.text, sizeof(flow->end.text), "%s", text);
+    for (uint32_t i = 0; i < flow->request.generation.samples; i++) {
+        end_sample(c, flow, i, &flow->end);
+    }
     end_flow(c, flow);
 }
 
@@ -185,6 +232,20 @@ static void submit(control *c, control_flow *flow) {
     refuse_flow(c, flow, status, error.text[0] != 0 ? error.text : bt_status_string(status));
 }
 
+/* The flag first: what is added from here on has an order of its own. */
+static void update(control *c, control_flow *flow) {
+    atomic_store(&flow->is_update_queued, false);
+    for (uint32_t i = 0; i < flow->request.generation.samples; i++) {
+        control_sample *s = &flow->samples[i];
+        uint64_t bytes = atomic_exchange(&s->granted_bytes, 0);
+        bool is_cancelled = atomic_exchange(&s->is_cancelled, false);
+        if (flow->is_live && is_cancelled)
+            dispatch_cancel_sample(c->dispatch, flow->request.id, i, control_now(c));
+        if (flow->is_live && bytes > 0)
+            dispatch_grant(c->dispatch, flow->request.id, i, bytes, control_now(c));
+    }
+}
+
 static void carry_out(control *c, const command *order) {
     control_flow *flow = order->flow;
     switch (order->kind) {
@@ -192,12 +253,7 @@ static void carry_out(control *c, const command *order) {
     case COMMAND_CANCEL:
         if (flow->is_live) dispatch_cancel(c->dispatch, flow->request.id, control_now(c));
         break;
-    case COMMAND_GRANT:
-        atomic_store(&flow->is_grant_queued, false);
-        uint64_t bytes = atomic_exchange(&flow->granted_bytes, 0);
-        if (flow->is_live && bytes > 0)
-            dispatch_grant(c->dispatch, flow->request.id, 0, bytes, control_now(c));
-        break;
+    case COMMAND_UPDATE: update(c, flow); break;
     case COMMAND_RELEASE:
         BT_ASSERT(!flow->is_live);
         flow->on_free(flow);
@@ -257,9 +313,20 @@ void control_cancel(control *c, control_flow *flow) {
     give_order(c, COMMAND_CANCEL, flow);
 }
 
-void control_grant(control *c, control_flow *flow, uint64_t bytes) {
-    atomic_fetch_add(&flow->granted_bytes, bytes);
-    if (!atomic_exchange(&flow->is_grant_queued, true)) give_order(c, COMMAND_GRANT, flow);
+static void give_update(control *c, control_flow *flow) {
+    if (!atomic_exchange(&flow->is_update_queued, true)) give_order(c, COMMAND_UPDATE, flow);
+}
+
+void control_cancel_sample(control *c, control_flow *flow, uint32_t sample) {
+    BT_ASSERT(sample < flow->request.generation.samples);
+    atomic_store(&flow->samples[sample].is_cancelled, true);
+    give_update(c, flow);
+}
+
+void control_grant(control *c, control_flow *flow, uint32_t sample, uint64_t bytes) {
+    BT_ASSERT(sample < flow->request.generation.samples);
+    atomic_fetch_add(&flow->samples[sample].granted_bytes, bytes);
+    give_update(c, flow);
 }
 
 void control_release(control *c, control_flow *flow) {
@@ -275,7 +342,12 @@ control_batch *control_next(control *c, uint32_t thread) {
     return bt_ring_pop(c->lanes[thread].batches, &batch) ? batch : NULL;
 }
 
+static bool is_end(const control_batch *batch) {
+    return batch->kind == CONTROL_SAMPLE_END || batch->kind == CONTROL_END;
+}
+
 void control_batch_free(control *c, control_batch *batch) {
+    if (is_end(batch)) return;
     budget_give(&c->in_flight, batch->bytes);
     bt_free(batch);
 }
@@ -322,6 +394,8 @@ bt_status control_create(const control_options *options, bt_loop *loop, control 
     const dispatch_ops ops = {.send = control_link_send,
                               .close = control_link_close,
                               .on_rows = on_rows,
+                              .on_prompt_logprobs = on_prompt_logprobs,
+                              .on_sample_end = on_sample_end,
                               .on_end = on_end,
                               .on_ready_changed = on_ready_changed,
                               .context = c};
@@ -350,7 +424,7 @@ static void destroy_lane(control *c, control_lane *lane) {
     bt_loop_source_free(lane->source);
     flush_pending(lane);
     while (lane->batches != NULL && bt_ring_pop(lane->batches, &batch)) {
-        if (batch->bytes > 0) control_batch_free(c, batch);
+        control_batch_free(c, batch);
         flush_pending(lane);
     }
     while (lane->commands != NULL && bt_ring_pop(lane->commands, &order)) {

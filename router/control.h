@@ -2,9 +2,9 @@
  * HTTP threads meet it at bounded rings only.
  *
  * A *flow* is one request as both sides see it. Its HTTP thread submits it, may cancel it and grant
- * credit, gets its rows and exactly one end (control_next), and releases it as the very last thing;
- * then the control thread frees it. Commands of one HTTP thread are carried out in order, so
- * nothing refers to a flow that was released. */
+ * credit, gets its rows, the ends of its samples and exactly one end (control_next), and releases
+ * it as the very last thing; then the control thread frees it. Commands of one HTTP thread are
+ * carried out in order, so nothing refers to a flow that was released. */
 #ifndef BT_ROUTER_CONTROL_H
 #define BT_ROUTER_CONTROL_H
 
@@ -20,24 +20,46 @@
 typedef struct control control;
 typedef struct control_flow control_flow;
 
-/* What the control thread hands to an HTTP thread: a batch of rows, or (bytes 0) the end. */
+typedef enum control_batch_kind {
+    CONTROL_ROWS,            /* of one sample */
+    CONTROL_PROMPT_LOGPROBS, /* entries of the prompt's log-probabilities */
+    CONTROL_SAMPLE_END,      /* exactly one per sample */
+    CONTROL_END,             /* the last thing */
+} control_batch_kind;
+
+/* What the control thread hands to an HTTP thread, in the order in which it happened. */
 typedef struct control_batch {
     struct control_batch *next; /* while the ring is full */
     control_flow *flow;
-    size_t bytes;
-    uint32_t cached_tokens; /* of the request */
-    uint8_t *records;       /* whole records of the row stream, aligned to 8; behind the batch */
+    control_batch_kind kind;
+    uint32_t sample;         /* of rows and of a sample's end */
+    uint32_t cached_tokens;  /* of the request, with rows */
+    uint32_t first_position; /* of log-probabilities */
+    uint32_t count;          /* of log-probabilities */
+    size_t bytes;            /* of rows (whole records) and log-probabilities (whole entries) */
+    uint8_t *payload;        /* [bytes], aligned to 8; behind the batch */
+    const dispatch_end *end; /* of a sample's end and of the end; the flow's */
 } control_batch;
+
+/* One sample as both threads see it. */
+typedef struct control_sample {
+    _Atomic uint64_t granted_bytes; /* not yet told to the dispatch */
+    _Atomic bool is_cancelled;      /* likewise */
+    bool has_ended;                 /* the control thread's */
+    bool is_told;                   /* the HTTP thread's: its end was taken from control_next */
+    dispatch_end end;               /* valid once its end was handed on */
+    control_batch end_batch;
+} control_sample;
 
 struct control_flow {
     /* Filled by the HTTP thread before control_submit. */
     uint32_t thread; /* index of the HTTP thread */
     dispatch_request request;
-    const char *rid; /* refused while another flow has the same */
+    const char *rid;         /* refused while another flow has the same */
+    control_sample *samples; /* [request.generation.samples], zeroed, owned by the HTTP thread */
     void (*on_free)(control_flow *flow);
-    /* Between the two. */
-    _Atomic uint64_t granted_bytes;
-    _Atomic bool is_grant_queued;
+    /* Between the two: one order for what all samples have to say. */
+    _Atomic bool is_update_queued;
     dispatch_end end; /* valid once the end was handed on */
     /* The control thread's. */
     control_batch end_batch;
@@ -53,7 +75,7 @@ typedef struct control_options {
     const api_settings *settings;
     uint32_t threads;              /* HTTP threads */
     uint32_t flows_per_thread_max; /* whoever submits keeps this limit */
-    uint64_t in_flight_bytes_max;  /* of rows on their way to HTTP threads */
+    uint64_t in_flight_bytes_max;  /* of rows and log-probabilities on their way to HTTP threads */
 } control_options;
 
 /* Binds the workers' port; the loop is the caller's and runs on the control thread. Errors with a
@@ -70,12 +92,14 @@ bool control_step(void *context);
 
 void control_submit(control *c, control_flow *flow);
 void control_cancel(control *c, control_flow *flow);
-void control_grant(control *c, control_flow *flow, uint64_t bytes);
+/* The others go on. */
+void control_cancel_sample(control *c, control_flow *flow, uint32_t sample);
+void control_grant(control *c, control_flow *flow, uint32_t sample, uint64_t bytes);
 void control_release(control *c, control_flow *flow);
 /* Readable when control_next has something; watch its descriptor. */
 bt_ring *control_ring(control *c, uint32_t thread);
-/* The next batch, or NULL. A batch of rows goes back with control_batch_free; an end is flow->end
- * and is not freed. */
+/* The next batch, or NULL. It goes back with control_batch_free (ends, which are parts of the flow,
+ * may); the flow must not have been released. */
 control_batch *control_next(control *c, uint32_t thread);
 void control_batch_free(control *c, control_batch *batch);
 

@@ -115,7 +115,8 @@ void dispatch_destroy(dispatch *d) {
     while (d->all_first != NULL) {
         request *r = d->all_first;
         d->all_first = r->all_next;
-        row_assembler_fini(&r->rows);
+        dispatch_stream_end(r);
+        bt_free(r->samples);
         bt_free(r->words);
         bt_free(r);
     }
@@ -195,6 +196,8 @@ static void on_worker_message(dispatch *d, connection *from, const proto_message
         dispatch_attempt_on_prefill_done(d, w, &message->prefill_done);
     } else if (message->kind == PROTO_CAPACITY) {
         dispatch_queue_on_capacity(d, w);
+    } else if (message->kind == PROTO_PROMPT_LOGPROBS) {
+        dispatch_prompt_on_logprobs(d, w, message);
     } else {
         dispatch_stream_on_chunk(d, w, message);
     }
@@ -248,22 +251,29 @@ void dispatch_cancel(dispatch *d, uint64_t id, uint64_t now_us) {
     leave(d);
 }
 
-void dispatch_grant(dispatch *d, uint64_t id, uint32_t sample, uint64_t bytes, uint64_t now_us) {
-    (void)sample;
+void dispatch_cancel_sample(dispatch *d, uint64_t id, uint32_t sample, uint64_t now_us) {
     enter(d, now_us);
     request *r = bt_id_map_get(&d->requests, bt_id_of(id));
-    if (r != NULL) dispatch_stream_grant(d, r, bytes);
+    if (r != NULL) dispatch_sample_cancel(d, r, sample);
+    leave(d);
+}
+
+void dispatch_grant(dispatch *d, uint64_t id, uint32_t sample, uint64_t bytes, uint64_t now_us) {
+    enter(d, now_us);
+    request *r = bt_id_map_get(&d->requests, bt_id_of(id));
+    if (r != NULL) dispatch_stream_grant(d, r, sample, bytes);
     leave(d);
 }
 
 /* ---- views ----------------------------------------------------------------------------------- */
 
+/* The last token's KV is never written. */
 static uint64_t find_sequence_tokens_max(const dispatch *d) {
     uint64_t most = 0;
     for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++) {
         const worker *w = d->workers[i];
         if (w == NULL || !w->is_joined || w->hello.role != PROTO_ROLE_DECODE) continue;
-        const uint64_t tokens = (uint64_t)w->ready.pages_total * w->ready.page_tokens;
+        const uint64_t tokens = (uint64_t)w->ready.pages_total * w->ready.page_tokens + 1;
         if (tokens > most) most = tokens;
     }
     return most;

@@ -5,8 +5,20 @@
  *
  * The way of one request: QUEUED -> (a pair is chosen: prefill with less than two steps of work
  * queued) RESERVING -> RUNNING (RUN is with prefill, rows may come from decode) -> ended. A failure
- * that is the cluster's and not the client's, before any row was handed on, is retried as a new
- * attempt; after that it is an honest error.
+ * that is the cluster's and not the client's, before any row of any sample was handed on, is
+ * retried as a new attempt; after that it is an honest error.
+ *
+ * A request has n samples of one prompt (proto/message.h), each with a row stream, credit and an
+ * end of its own. A sample that fails by itself (its row overflows) or is cancelled does not end
+ * the others; a retry leaves out those that have ended. The request ends when all its samples have
+ * and, where they are asked for, the prompt's log-probabilities are all there:
+ *   - OK as its lowest-numbered sample that ended OK, if there is one;
+ *   - else as the worst of its samples: 500 before 503 before 400 before cancelled, and of equals
+ *     the lowest-numbered. Samples that all failed are not waited for log-probabilities;
+ *   - but when the cluster failed, its time passed or it was cancelled as a whole, with that error,
+ *     which is also the end of every sample that had not ended.
+ * rows_total and retractions are sums over the samples, cap_needed the largest. Of a single sample
+ * and without log-probabilities of the prompt the two ends are the same.
  *
  * A cluster that cannot serve: before the first pair was ever ready a request is refused at once
  * (REQUEST_NO_WORKER, 503). After that requests are queued while the cluster restarts, but not for
@@ -65,8 +77,9 @@ typedef struct dispatch_rows {
     uint32_t cached_tokens;
 } dispatch_rows;
 
-/* Entries of PROMPT_LOGPROBS, ascending over the calls without gaps; borrowed. After a retry they
- * start again with the first one, and what came before is void. */
+/* Entries of PROMPT_LOGPROBS, ascending over the calls without gaps, from prompt_logprobs_from + 1
+ * to prompt_tokens - 1; borrowed. After a retry they start again with the first one, and what came
+ * before is void. All of them come before an end that is OK; they and the rows in any order. */
 typedef struct dispatch_prompt_logprobs {
     uint32_t first_position;
     uint32_t count;
@@ -86,8 +99,7 @@ typedef struct dispatch_ops {
     /* Exactly one per sample, also when it never had a row, before the request's end. */
     void (*on_sample_end)(void *context, uint64_t request, uint32_t sample,
                           const dispatch_end *end);
-    /* Exactly one per submitted request, the last thing: the worst of its samples' ends, of a
-     * single sample its own. */
+    /* Exactly one per submitted request, the last thing. */
     void (*on_end)(void *context, uint64_t request, const dispatch_end *end);
     /* The cluster can serve (or no longer): at least one compatible pair is ready. */
     void (*on_ready_changed)(void *context, bool is_ready);
@@ -128,8 +140,9 @@ BT_MUST_CHECK bt_status dispatch_submit(dispatch *d, const dispatch_request *req
 /* The client left or a stop string matched: cancels both legs. on_end still follows (CANCELLED),
  * possibly inside the call. Unknown ids are ignored. */
 void dispatch_cancel(dispatch *d, uint64_t request, uint64_t now_us);
-/* A stop string of one sample matched: its end follows (CANCELLED), the others go on. With the last
- * one the request ends. Unknown and ended samples are ignored. */
+/* A stop string of one sample matched: its end follows (CANCELLED) inside the call, the others go
+ * on. With the last one the request ends, once the prompt's log-probabilities are there. Unknown
+ * and ended samples are ignored. */
 void dispatch_cancel_sample(dispatch *d, uint64_t request, uint32_t sample, uint64_t now_us);
 /* The reader consumed that many bytes of the sample's row stream. Ignored unless is_credited. */
 void dispatch_grant(dispatch *d, uint64_t request, uint32_t sample, uint64_t bytes,
@@ -168,7 +181,9 @@ typedef struct dispatch_view {
     cluster_record record; /* with what the workers founded */
     char model_name[PROTO_MODEL_NAME_MAX];
     uint32_t vocab_size, context_tokens;
-    uint64_t sequence_tokens_max; /* that the largest joined decode holds of one; 0: none joined */
+    /* Prompt and output of the longest sequence that the largest joined decode can make: its pages
+     * and one, for the last token's KV is never written; 0: none joined. */
+    uint64_t sequence_tokens_max;
     uint32_t eos_count;
     int32_t eos_ids[PROTO_EOS_IDS_MAX];
     uint32_t requests_queued, requests_running;

@@ -1,4 +1,5 @@
-/* One try of a request: reservation at decode, RUN to prefill, its end. Whatever ends an attempt
+/* One try of a request: reservation at decode, RUN to prefill, its end. Decode holds pages for the
+ * prompt and takes more as samples grow, which is seen in its heartbeats. Whatever ends an attempt
  * goes through dispatch_attempt_drop, which cancels the legs that are still there and gives the
  * loads back; messages of a dropped attempt find nothing and are counted as late. */
 #include <stdio.h>
@@ -33,6 +34,7 @@ static void add_leg(request *r, int side, worker *w) {
     if (l->next != NULL) l->next->legs[side].prev = r;
     w->attempts = r;
     w->attempt_count++;
+    w->sample_count += r->generation.samples;
 }
 
 static void remove_leg(request *r, int side) {
@@ -46,6 +48,7 @@ static void remove_leg(request *r, int side) {
         w->attempts = l->next;
     }
     w->attempt_count--;
+    w->sample_count -= r->generation.samples;
     *l = (leg){.worker = NULL};
 }
 
@@ -65,31 +68,36 @@ void dispatch_attempt_release_prefill(dispatch *d, request *r) {
     remove_leg(r, LEG_PREFILL);
 }
 
-static void release_decode(dispatch *d, request *r) {
+static void send_cancel(dispatch *d, const request *r, connection *to, uint32_t index) {
+    proto_message message = {.kind = PROTO_CANCEL};
+    message.cancel.attempt = dispatch_attempt_name(d, r);
+    message.cancel.sample = index;
+    dispatch_send(d, to, &message);
+}
+
+void dispatch_attempt_cancel_sample(dispatch *d, const request *r, uint32_t index) {
+    const worker *decode = r->legs[LEG_DECODE].worker;
+    if (decode != NULL) send_cancel(d, r, decode->control, index);
+}
+
+void dispatch_attempt_release_decode(dispatch *d, request *r, const worker *over_there) {
     worker *w = r->legs[LEG_DECODE].worker;
     if (w == NULL) return;
+    if (w != over_there) send_cancel(d, r, w->control, PROTO_ALL_SAMPLES);
     BT_ASSERT(w->pages_used >= r->need_pages);
     w->pages_used -= r->need_pages;
     remove_leg(r, LEG_DECODE);
     d->is_queue_dirty = true;
 }
 
-static void send_cancel(dispatch *d, const request *r, connection *to) {
-    proto_message message = {.kind = PROTO_CANCEL};
-    message.cancel.attempt = dispatch_attempt_name(d, r);
-    message.cancel.sample = PROTO_ALL_SAMPLES;
-    dispatch_send(d, to, &message);
-}
-
 void dispatch_attempt_drop(dispatch *d, request *r, const worker *over_there) {
     if (r->attempt == 0) return;
-    worker *prefill = r->legs[LEG_PREFILL].worker, *decode = r->legs[LEG_DECODE].worker;
+    const worker *prefill = r->legs[LEG_PREFILL].worker;
     if (prefill != NULL && prefill != over_there && r->is_run_sent) {
-        send_cancel(d, r, prefill->streams);
+        send_cancel(d, r, prefill->streams, PROTO_ALL_SAMPLES);
     }
-    if (decode != NULL && decode != over_there) send_cancel(d, r, decode->control);
+    dispatch_attempt_release_decode(d, r, over_there);
     dispatch_attempt_release_prefill(d, r);
-    release_decode(d, r);
     dispatch_stream_end(r);
     bt_id_map_remove(&d->attempts, bt_id_of(r->attempt));
     r->attempt = 0;
@@ -112,51 +120,22 @@ static void send_reserve(dispatch *d, request *r) {
     out->prefill_incarnation = prefill->hello.incarnation;
     out->prompt_tokens = r->prompt_tokens;
     out->deadline_ms = handoff_ms(d, r);
-    out->credit_bytes = r->granted_bytes;
+    out->credit_bytes = r->is_credited ? d->stream_window_bytes : UINT64_MAX;
     out->generation = r->generation;
     dispatch_send(d, r->legs[LEG_DECODE].worker->control, &message);
 }
 
-/* One RUN frame with the prompt from `first` on. */
-static bool send_run_part(dispatch *d, const request *r, uint32_t first, uint32_t count) {
-    const size_t bytes = (size_t)count * sizeof(int32_t);
-    const worker *decode = r->legs[LEG_DECODE].worker;
-    proto_message message = {.kind = PROTO_RUN};
-    message.payload = bt_malloc(bytes);
-    if (message.payload == NULL) return false;
-    memcpy(message.payload, r->words + first, bytes);
-    message.payload_bytes = bytes;
-    proto_run *out = &message.run;
-    out->attempt = dispatch_attempt_name(d, r);
-    if (decode != NULL) {
-        out->decode_worker_id = decode->id;
-        out->decode_incarnation = decode->hello.incarnation;
-        out->slot_count = r->slot_count;
-        memcpy(out->slots, r->slots, sizeof *r->slots * r->slot_count);
-    }
-    out->prompt_tokens = r->prompt_tokens;
-    out->first_word = first;
-    out->deadline_ms = handoff_ms(d, r);
-    out->generation = r->generation;
-    dispatch_send(d, r->legs[LEG_PREFILL].worker->streams, &message);
-    return true;
-}
-
 static void run(dispatch *d, request *r) {
-    const uint32_t part = PROTO_FRAME_PAYLOAD_MAX / sizeof(int32_t);
     dispatch_request_set_state(d, r, REQUEST_RUNNING);
     r->phase_deadline_us = r->handoff_deadline_us;
+    /* Part of RUN may be with prefill when memory ends, so that it is cancelled there as well. */
     r->is_run_sent = true;
     r->run_sent_us = d->now_us;
-    const uint32_t words = proto_words(&r->generation, r->prompt_tokens);
-    for (uint32_t first = 0; first < words; first += part) {
-        const uint32_t left = words - first;
-        if (!send_run_part(d, r, first, left < part ? left : part)) {
-            dispatch_attempt_fail(d, r, BT_ERR_WORKER_MEMORY,
-                                  "the router has no memory for the prompt", NULL);
-            return;
-        }
-    }
+    bool is_sent = r->legs[LEG_DECODE].worker == NULL || dispatch_prompt_send_to_decode(d, r);
+    if (is_sent) is_sent = dispatch_prompt_send_run(d, r, handoff_ms(d, r));
+    if (is_sent) return;
+    dispatch_attempt_fail(d, r, BT_ERR_WORKER_MEMORY, "the router has no memory for the prompt",
+                          NULL);
 }
 
 void dispatch_attempt_begin(dispatch *d, request *r, worker *prefill, worker *decode) {
@@ -166,6 +145,7 @@ void dispatch_attempt_begin(dispatch *d, request *r, worker *prefill, worker *de
     bt_id_map_put(&d->attempts, bt_id_of(r->attempt), r);
     r->is_run_sent = r->is_prefill_done = false;
     r->slot_count = 0;
+    r->cap_needed = 0;
     r->tries++;
     add_leg(r, LEG_PREFILL, prefill);
     add_leg(r, LEG_DECODE, decode);
@@ -174,6 +154,7 @@ void dispatch_attempt_begin(dispatch *d, request *r, worker *prefill, worker *de
     prefill->queued_tokens_left += r->prompt_tokens;
     r->handoff_deadline_us = dispatch_after_ms(d, d->options.handoff_timeout_ms);
     if (r->handoff_deadline_us > r->deadline_us) r->handoff_deadline_us = r->deadline_us;
+    dispatch_prompt_begin(r);
     dispatch_stream_begin(d, r);
     dispatch_queue_remove(d, r);
     if (decode == NULL) {
@@ -188,8 +169,7 @@ void dispatch_attempt_begin(dispatch *d, request *r, worker *prefill, worker *de
 
 /* ---- failing over ---------------------------------------------------------------------------- */
 
-/* The cluster's fault and not the client's: another try may go better. */
-static bool is_worth_a_retry(bt_status status) {
+bool dispatch_attempt_is_worth_a_retry(bt_status status) {
     switch (bt_status_scope(status)) {
     case BT_SCOPE_PEER:
     case BT_SCOPE_WORKER: return true;
@@ -216,8 +196,9 @@ void dispatch_attempt_fail(dispatch *d, request *r, bt_status status, const char
     r->avoid_ids[LEG_PREFILL] = r->worker_ids[LEG_PREFILL];
     r->avoid_ids[LEG_DECODE] = r->worker_ids[LEG_DECODE];
     dispatch_attempt_drop(d, r, over_there);
-    const bool is_over = r->rows_handed > 0 || r->tries >= d->options.attempts_max ||
-                         d->now_us >= r->deadline_us || !is_worth_a_retry(status);
+    const bool is_over = r->rows_handed > 0 || r->samples_left == 0 ||
+                         r->tries >= d->options.attempts_max || d->now_us >= r->deadline_us ||
+                         !dispatch_attempt_is_worth_a_retry(status);
     if (is_over) {
         dispatch_request_end_with(d, r, http_status_blame(status), "%s", kept);
         return;
@@ -227,6 +208,14 @@ void dispatch_attempt_fail(dispatch *d, request *r, bt_status status, const char
     r->last_status = status;
     memcpy(r->last_text, kept, sizeof kept);
     requeue(d, r);
+}
+
+void dispatch_attempt_violate(dispatch *d, request *r, const worker *from, const char *what) {
+    char text[2 * PROTO_TEXT_MAX];
+    d->protocol_errors_total++;
+    (void)snprintf(text, sizeof text, "%s broke the protocol: %s", from->name, what);
+    bt_log_error("dispatch", "request %llu: %s", (unsigned long long)r->id, text);
+    dispatch_attempt_fail(d, r, BT_ERR_PEER_PROTOCOL, text, NULL);
 }
 
 /* Not a failure: nobody had room. The try does not count. */
@@ -250,7 +239,10 @@ void dispatch_attempt_on_pair_broken(dispatch *d, worker *prefill, worker *decod
     request *r = prefill->attempts;
     while (r != NULL) {
         request *next = r->legs[LEG_PREFILL].next;
-        if (r->legs[LEG_DECODE].worker == decode) dispatch_attempt_fail(d, r, status, text, NULL);
+        /* With rows the handoff is over, whatever else prefill may still have to bring. */
+        const bool is_theirs =
+            r->legs[LEG_DECODE].worker == decode && r->state != REQUEST_STREAMING;
+        if (is_theirs) dispatch_attempt_fail(d, r, status, text, NULL);
         r = next;
     }
 }
@@ -260,6 +252,34 @@ void dispatch_attempt_on_pair_broken(dispatch *d, worker *prefill, worker *decod
 /* The worker's own words, or the name of the status. */
 static const char *words(const char *text, int32_t status) {
     return text[0] != '\0' ? text : bt_status_string((bt_status)status);
+}
+
+/* A slot per sample, and none twice. */
+static bool are_slots_right(const request *r, const proto_reservation *reservation) {
+    if (reservation->slot_count != r->generation.samples) return false;
+    for (uint32_t i = 1; i < reservation->slot_count; i++) {
+        for (uint32_t k = 0; k < i; k++) {
+            if (reservation->slots[i].index == reservation->slots[k].index) return false;
+        }
+    }
+    return true;
+}
+
+static void on_granted(dispatch *d, request *r, worker *from,
+                       const proto_reservation *reservation) {
+    if (!are_slots_right(r, reservation)) {
+        dispatch_attempt_violate(d, r, from, "a reservation with the wrong row slots");
+        return;
+    }
+    r->slot_count = reservation->slot_count;
+    memcpy(r->slots, reservation->slots, sizeof *r->slots * r->slot_count);
+    r->was_full = false;
+    dispatch_queue_drop_claim(d, r);
+    /* Samples that ended before this attempt are not drawn again. */
+    for (uint32_t i = 0; i < r->generation.samples; i++) {
+        if (r->samples[i].has_ended) dispatch_attempt_cancel_sample(d, r, i);
+    }
+    run(d, r);
 }
 
 void dispatch_attempt_on_reservation(dispatch *d, worker *from,
@@ -273,11 +293,7 @@ void dispatch_attempt_on_reservation(dispatch *d, worker *from,
     const bt_status status = (bt_status)reservation->status;
     const char *text = words(reservation->text, reservation->status);
     if (status == BT_OK) {
-        r->slot_count = reservation->slot_count;
-        memcpy(r->slots, reservation->slots, sizeof *r->slots * r->slot_count);
-        r->was_full = false;
-        dispatch_queue_drop_claim(d, r);
-        run(d, r);
+        on_granted(d, r, from, reservation);
     } else if (status == BT_ERR_REQUEST_FULL) {
         r->was_full = true;
         dispatch_queue_on_full(d, from, r);
@@ -297,13 +313,44 @@ void dispatch_attempt_on_reservation(dispatch *d, worker *from,
 
 /* ---- prefill is done ------------------------------------------------------------------------- */
 
-static void on_prefill_ok(dispatch *d, request *r) {
-    r->is_prefill_done = true;
-    uncount_load(d, r);
-    if (r->generation.max_new_tokens > 0) return;
+/* Nothing was to be sampled. */
+static void end_prefill_alone(dispatch *d, request *r) {
     const dispatch_end end = {.status = BT_OK, .finish = PROTO_FINISH_LENGTH};
     dispatch_attempt_drop(d, r, r->legs[LEG_PREFILL].worker);
     dispatch_request_end(d, r, &end);
+}
+
+void dispatch_attempt_on_proven(dispatch *d, request *r) {
+    if (r->state == REQUEST_STREAMING) return;
+    dispatch_request_set_state(d, r, REQUEST_STREAMING);
+    if (dispatch_prompt_is_complete(r)) {
+        dispatch_attempt_release_prefill(d, r);
+    } else {
+        uncount_load(d, r);
+    }
+}
+
+void dispatch_attempt_on_prompt_complete(dispatch *d, request *r) {
+    if (r->generation.max_new_tokens == 0) {
+        if (r->is_prefill_done) end_prefill_alone(d, r);
+        return;
+    }
+    if (r->state == REQUEST_STREAMING) dispatch_attempt_release_prefill(d, r);
+    dispatch_sample_settle(d, r, NULL);
+}
+
+static void on_prefill_ok(dispatch *d, request *r) {
+    r->is_prefill_done = true;
+    uncount_load(d, r);
+    const bool is_alone = r->generation.max_new_tokens == 0;
+    if (is_alone && dispatch_prompt_is_complete(r)) end_prefill_alone(d, r);
+}
+
+/* true: decode has proven the handoff, or nobody wants it any more; what is still awaited of
+ * prefill are log-probabilities, which it has sent. */
+static bool is_failure_too_late(const request *r) {
+    if (r->legs[LEG_PREFILL].worker == NULL) return true;
+    return r->is_prefill_done && (r->state == REQUEST_STREAMING || r->samples_left == 0);
 }
 
 void dispatch_attempt_on_prefill_done(dispatch *d, worker *from, const proto_prefill_done *done) {
@@ -315,20 +362,17 @@ void dispatch_attempt_on_prefill_done(dispatch *d, worker *from, const proto_pre
         dispatch_registry_protocol_error(d, from->control, "a prefill_done that was not asked for");
         return;
     }
-    /* Decode has proven the handoff already: nothing that prefill says about it matters. */
-    if (r->legs[LEG_PREFILL].worker == NULL) {
-        r->is_prefill_done = true;
-        return;
-    }
     if (is_ok) {
-        r->cached_tokens = done->cached_tokens;
+        if (r->state != REQUEST_STREAMING) r->cached_tokens = done->cached_tokens;
         on_prefill_ok(d, r);
         return;
     }
-    if (done->status == BT_ERR_REQUEST_FULL) {
+    if (is_failure_too_late(r)) return;
+    if (done->status == BT_ERR_REQUEST_FULL && r->samples_left > 0) {
         r->not_before_us = dispatch_after_ms(d, PREFILL_FULL_RETRY_MS);
         put_back(d, r, from);
         return;
     }
+    r->cap_needed = done->cap_needed;
     dispatch_attempt_fail(d, r, (bt_status)done->status, words(done->text, done->status), from);
 }

@@ -4,7 +4,9 @@
  *   dispatch_registry.c   connections, workers, pairs, heartbeats
  *   dispatch_queue.c      the queue, the choice of a pair, full decodes
  *   dispatch_attempt.c    one attempt: reserve, run, done, failing over
- *   dispatch_request.c    submit, cancel, ends, deadlines
+ *   dispatch_prompt.c     words to the workers, log-probabilities of the prompt back
+ *   dispatch_request.c    submit, the end, deadlines
+ *   dispatch_sample.c     the ends of samples, and how the request ends with them
  *   dispatch_stream.c     chunks, rows, credit
  */
 #ifndef BT_ROUTER_DISPATCH_INTERNAL_H
@@ -58,6 +60,7 @@ struct worker {
     /* load, as the router counts it at selection */
     request *attempts; /* list over request.legs[] */
     uint32_t attempt_count;
+    uint32_t sample_count;          /* decode: of the attempts, each a row slot and a sequence */
     uint64_t queued_tokens;         /* prefill: prompts assigned and not done */
     uint64_t queued_tokens_left;    /* the same, less what its last PONG said is computed */
     uint64_t queued_tokens_foreign; /* of other routers, from its last PONG */
@@ -105,6 +108,18 @@ typedef struct leg {
     request *prev, *next;
 } leg;
 
+/* One of a request's samples. */
+typedef struct request_sample {
+    row_assembler rows;
+    uint64_t received_bytes, granted_bytes;
+    uint64_t handed_bytes, consumed_bytes, unsent_credit;
+    uint32_t rows_handed;
+    uint32_t retractions; /* as decode last said */
+    bool has_ended;
+    bool is_over_there; /* decode ended it in this attempt: it must send no more of it */
+    dispatch_end end;   /* once has_ended */
+} request_sample;
+
 struct request {
     uint64_t id;
     uint64_t order; /* of submission */
@@ -135,12 +150,12 @@ struct request {
     uint64_t handoff_deadline_us;
     bool is_run_sent, is_prefill_done, is_load_counted;
     uint64_t run_sent_us;
-    /* the stream */
-    row_assembler rows;
-    uint64_t received_bytes, granted_bytes;
-    uint64_t handed_bytes, consumed_bytes, unsent_credit;
-    uint32_t rows_handed;
-    uint32_t cached_tokens;
+    uint32_t next_position; /* of the prompt's log-probabilities: up to here they are there */
+    /* the streams */
+    request_sample *samples; /* [generation.samples] */
+    uint32_t samples_left;   /* that have not ended */
+    uint32_t rows_handed;    /* of all */
+    uint32_t cached_tokens, cap_needed;
 };
 
 struct dispatch {
@@ -242,6 +257,18 @@ void dispatch_attempt_fail(dispatch *d, request *r, bt_status status, const char
 /* The attempt is over: legs are cancelled and let go, loads given back. Safe without an attempt. */
 void dispatch_attempt_drop(dispatch *d, request *r, const worker *over_there);
 void dispatch_attempt_release_prefill(dispatch *d, request *r);
+/* The same of decode, with a CANCEL unless it knows. */
+void dispatch_attempt_release_decode(dispatch *d, request *r, const worker *over_there);
+/* The first row bytes prove that the handoff is over. */
+void dispatch_attempt_on_proven(dispatch *d, request *r);
+/* CANCEL of one sample to decode, if there is one. */
+void dispatch_attempt_cancel_sample(dispatch *d, const request *r, uint32_t index);
+/* The last of the prompt's log-probabilities is there. */
+void dispatch_attempt_on_prompt_complete(dispatch *d, request *r);
+/* Ends the attempt over something that `from` sent wrongly; the worker stays. */
+void dispatch_attempt_violate(dispatch *d, request *r, const worker *from, const char *what);
+/* The cluster's fault and not the client's: another try may go better. */
+bool dispatch_attempt_is_worth_a_retry(bt_status status);
 void dispatch_attempt_on_worker_gone(dispatch *d, worker *w, bt_status status, const char *why);
 void dispatch_attempt_on_pair_broken(dispatch *d, worker *prefill, worker *decode,
                                      bt_status status);
@@ -250,8 +277,8 @@ void dispatch_attempt_on_pair_broken(dispatch *d, worker *prefill, worker *decod
 
 bt_status dispatch_request_submit(dispatch *d, const dispatch_request *from, bt_error *error);
 void dispatch_request_set_state(dispatch *d, request *r, request_state next);
-/* The one end of a request: tells the owner and frees it. `end` needs status and text only; finish
- * and matched_id where they apply. */
+/* The one end of a request: tells the owner and frees it. Samples that have not ended end with the
+ * same. `end` needs status and text only; finish and matched_id where they apply. */
 void dispatch_request_end(dispatch *d, request *r, const dispatch_end *end);
 void dispatch_request_end_with(dispatch *d, request *r, bt_status status, const char *format, ...)
     BT_PRINTF(4, 5);
@@ -259,11 +286,36 @@ void dispatch_request_tick(dispatch *d);
 /* true: too long without any ready pair to let anyone wait. */
 bool dispatch_request_is_hopeless(const dispatch *d);
 
+/* ---- dispatch_prompt.c ----------------------------------------------------------------------- */
+
+/* All words in frames; false: no memory. Sends nothing to a worker that is gone. */
+bool dispatch_prompt_send_run(dispatch *d, const request *r, uint32_t deadline_ms);
+bool dispatch_prompt_send_to_decode(dispatch *d, const request *r);
+/* A new attempt: its log-probabilities start again. */
+void dispatch_prompt_begin(request *r);
+/* false: log-probabilities are asked for, and not all there. */
+bool dispatch_prompt_is_complete(const request *r);
+void dispatch_prompt_on_logprobs(dispatch *d, worker *from, const proto_message *message);
+
+/* ---- dispatch_sample.c ----------------------------------------------------------------------- */
+
+/* What every end is told besides what it brings. */
+void dispatch_sample_fill_end(const dispatch *d, const request *r, dispatch_end *end);
+/* Ends one sample, tells the owner and nothing else. `end` as for dispatch_request_end. */
+void dispatch_sample_tell_end(dispatch *d, request *r, uint32_t index, const dispatch_end *end);
+/* The same, and then the request if it was the last. over_there knows that the attempt is over. */
+void dispatch_sample_end(dispatch *d, request *r, uint32_t index, const dispatch_end *end,
+                         const worker *over_there);
+void dispatch_sample_cancel(dispatch *d, request *r, uint32_t index);
+/* Ends the request when its samples have ended and nothing is waited for. */
+void dispatch_sample_settle(dispatch *d, request *r, const worker *over_there);
+void dispatch_sample_add_totals(const request *r, dispatch_end *end);
+
 /* ---- dispatch_stream.c ----------------------------------------------------------------------- */
 
 void dispatch_stream_begin(dispatch *d, request *r);
 void dispatch_stream_on_chunk(dispatch *d, worker *from, const proto_message *message);
-void dispatch_stream_grant(dispatch *d, request *r, uint64_t bytes);
+void dispatch_stream_grant(dispatch *d, request *r, uint32_t index, uint64_t bytes);
 void dispatch_stream_end(request *r);
 
 #endif

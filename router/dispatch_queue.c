@@ -101,31 +101,50 @@ static bool is_prefill_open(const worker *w) {
     return queued_tokens(w) < 2ull * w->ready.step_tokens;
 }
 
+/* Staging slots for the first rows of all samples. */
+static bool has_staging(const request *r, const worker *prefill) {
+    return r->generation.max_new_tokens == 0 || r->generation.samples <= prefill->ready.rows_total;
+}
+
 static bool can_prefill(const request *r, const worker *w) {
-    return is_prefill_open(w) &&
+    return is_prefill_open(w) && has_staging(r, w) &&
            dispatch_queue_pages_for(w, r->prompt_tokens) <= w->ready.pages_total;
 }
 
-/* Pages of the whole sequence there. The last token's KV is never written. */
+/* Pages that decode takes for it at first: the prompt's, which all samples share, and a copy of the
+ * last one for each further sample. */
 static uint32_t need_of(const request *r, const worker *decode) {
+    return dispatch_queue_pages_for(decode, r->prompt_tokens) + r->generation.samples - 1;
+}
+
+/* Pages of one whole sequence there: whatever else is retracted, one must fit. The last token's KV
+ * is never written. */
+static uint32_t sequence_pages(const request *r, const worker *decode) {
     return dispatch_queue_pages_for(decode,
                                     (uint64_t)r->prompt_tokens + r->generation.max_new_tokens - 1);
 }
 
-/* Whether this decode could ever hold the request, as far as anyone has said. */
-static bool can_ever_hold(const request *r, const worker *w) {
-    return w->ready.pages_total > r->too_large_pages && need_of(r, w) <= w->ready.pages_total;
+static bool has_slots(const request *r, const worker *decode) {
+    return r->generation.samples <= decode->ready.rows_total &&
+           r->generation.samples <= decode->ready.sequences_max;
 }
 
-/* Not known to be full for requests of so many pages. */
-static bool is_decode_open(const dispatch *d, const worker *w, uint32_t need_pages) {
-    if (w->attempt_count >= w->ready.sequences_max) return false;
+/* Whether this decode could ever hold the request, as far as anyone has said. */
+static bool can_ever_hold(const request *r, const worker *w) {
+    return has_slots(r, w) && w->ready.pages_total > r->too_large_pages &&
+           sequence_pages(r, w) <= w->ready.pages_total;
+}
+
+/* Not known to be full for requests of so many pages and samples. */
+static bool is_decode_open(const dispatch *d, const worker *w, uint32_t need_pages,
+                           uint32_t samples) {
+    if ((uint64_t)w->sample_count + samples > w->ready.sequences_max) return false;
     return need_pages < w->full_need || d->now_us >= w->full_until_us;
 }
 
 static bool can_decode(const dispatch *d, const request *r, const worker *w) {
     if (d->claim_decode == w && d->claim_request != r) return false;
-    return can_ever_hold(r, w) && is_decode_open(d, w, need_of(r, w));
+    return can_ever_hold(r, w) && is_decode_open(d, w, need_of(r, w), r->generation.samples);
 }
 
 static bool is_avoided(const request *r, const worker *prefill, const worker *decode) {
@@ -188,24 +207,31 @@ static choice choose(dispatch *d, const request *r) {
 typedef struct largest {
     uint64_t prompt_pages, total_pages; /* of the largest joined prefill and decode */
     uint32_t page_tokens;
+    uint32_t samples; /* that a pair of them takes at most */
     bool fits;
 } largest;
 
 static largest find_largest(const dispatch *d, const request *r) {
     largest out = {0};
+    uint32_t staging = 0, slots = 0;
     bool prefill_fits = false, decode_fits = r->generation.max_new_tokens == 0;
     for (uint32_t i = 0; i < d->joined_count[LEG_PREFILL]; i++) {
         const worker *w = d->joined[LEG_PREFILL][i];
         const uint32_t pages = w->ready.pages_total;
         out.page_tokens = w->ready.page_tokens;
         if (pages > out.prompt_pages) out.prompt_pages = pages;
-        prefill_fits |= dispatch_queue_pages_for(w, r->prompt_tokens) <= pages;
+        if (w->ready.rows_total > staging) staging = w->ready.rows_total;
+        prefill_fits |= has_staging(r, w) && dispatch_queue_pages_for(w, r->prompt_tokens) <= pages;
     }
     for (uint32_t i = 0; i < d->joined_count[LEG_DECODE]; i++) {
         const worker *w = d->joined[LEG_DECODE][i];
         if (w->ready.pages_total > out.total_pages) out.total_pages = w->ready.pages_total;
+        const uint32_t rows = w->ready.rows_total, sequences = w->ready.sequences_max;
+        const uint32_t both = rows < sequences ? rows : sequences;
+        if (both > slots) slots = both;
         decode_fits |= can_ever_hold(r, w);
     }
+    out.samples = staging < slots ? staging : slots;
     out.fits = prefill_fits && decode_fits;
     return out;
 }
@@ -217,6 +243,12 @@ static bool end_if_too_large(dispatch *d, request *r) {
     if (l.fits) return false;
     if (r->last_status == BT_ERR_REQUEST_TOO_LARGE) {
         dispatch_request_end_with(d, r, BT_ERR_REQUEST_TOO_LARGE, "%s", r->last_text);
+        return true;
+    }
+    if (r->generation.max_new_tokens > 0 && r->generation.samples > l.samples) {
+        dispatch_request_end_with(d, r, BT_ERR_REQUEST_TOO_LARGE,
+                                  "%u samples of one request do not fit: the workers take %u",
+                                  r->generation.samples, l.samples);
         return true;
     }
     dispatch_request_end_with(
@@ -253,7 +285,7 @@ static bool is_any_prefill_open(const dispatch *d) {
 
 static bool is_any_decode_open(const dispatch *d) {
     for (uint32_t i = 0; i < d->joined_count[LEG_DECODE]; i++) {
-        if (is_decode_open(d, d->joined[LEG_DECODE][i], 1)) return true;
+        if (is_decode_open(d, d->joined[LEG_DECODE][i], 1, 1)) return true;
     }
     return false;
 }

@@ -1,5 +1,6 @@
 /* Requests from submit to their one end, their deadlines, and what an end looks like to a client.
  */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -38,12 +39,49 @@ bool dispatch_request_is_hopeless(const dispatch *d) {
     return !d->was_ready || d->now_us >= d->ready_lost_us + d->options.no_worker_grace_ms * 1000ull;
 }
 
+static bt_status check_ids(const int32_t *ids, uint32_t count, uint32_t vocab_size,
+                           bt_error *error) {
+    for (uint32_t i = 0; i < count; i++) {
+        if (ids[i] >= 0 && (uint32_t)ids[i] < vocab_size) continue;
+        return bt_fail(error, BT_ERR_REQUEST_INVALID, "token id %d is outside the vocabulary",
+                       ids[i]);
+    }
+    return BT_OK;
+}
+
+/* What the workers would refuse; before anything was computed it costs nothing. */
+static bt_status check_words(const dispatch *d, const dispatch_request *from, bt_error *error) {
+    const proto_generation *g = &from->generation;
+    const worker *founder = dispatch_hello_founder(d);
+    const uint32_t vocab_size = founder == NULL ? PROTO_VOCAB_MAX : founder->hello.vocab_size;
+    const int32_t *at = from->words;
+    bt_status status = check_ids(at, from->prompt_tokens, vocab_size, error);
+    at += from->prompt_tokens;
+    if (status == BT_OK) status = check_ids(at, g->bias_count, vocab_size, error);
+    at += g->bias_count;
+    for (uint32_t i = 0; status == BT_OK && i < g->bias_count; i++) {
+        float bias;
+        memcpy(&bias, at + i, sizeof bias);
+        if (!isfinite(bias))
+            status = bt_fail(error, BT_ERR_REQUEST_INVALID, "a bias is not a finite number");
+    }
+    at += g->bias_count;
+    if (status == BT_OK) status = check_ids(at, g->logprob_id_count, vocab_size, error);
+    return status;
+}
+
 static bt_status check_submit(const dispatch *d, const dispatch_request *from, bt_error *error) {
     if (from->id == 0 || from->prompt_tokens == 0 || from->prompt_tokens > PROTO_TOKENS_MAX) {
         return bt_fail(error, BT_ERR_REQUEST_INVALID, "the prompt has no tokens, or too many");
     }
     const bt_status status = proto_generation_check(&from->generation, error);
     if (status != BT_OK) return status;
+    if (from->generation.wants_prompt_logprobs &&
+        from->generation.prompt_logprobs_from >= from->prompt_tokens) {
+        return bt_fail(error, BT_ERR_REQUEST_INVALID,
+                       "log-probabilities from position %u of a prompt of %u tokens",
+                       from->generation.prompt_logprobs_from, from->prompt_tokens);
+    }
     if (bt_id_map_get(&d->requests, bt_id_of(from->id)) != NULL) {
         return bt_fail(error, BT_ERR_REQUEST_DUPLICATE, "a request of this id is running");
     }
@@ -55,15 +93,7 @@ static bt_status check_submit(const dispatch *d, const dispatch_request *from, b
         return bt_fail(error, BT_ERR_REQUEST_FULL, "%u requests are queued or running already",
                        d->request_count);
     }
-    const worker *founder = dispatch_hello_founder(d);
-    const uint32_t vocab_size = founder == NULL ? PROTO_VOCAB_MAX : founder->hello.vocab_size;
-    for (uint32_t i = 0; i < from->prompt_tokens; i++) {
-        if (from->words[i] < 0 || (uint32_t)from->words[i] >= vocab_size) {
-            return bt_fail(error, BT_ERR_REQUEST_INVALID, "token id %d is outside the vocabulary",
-                           from->words[i]);
-        }
-    }
-    return BT_OK;
+    return check_words(d, from, error);
 }
 
 bt_status dispatch_request_submit(dispatch *d, const dispatch_request *from, bt_error *error) {
@@ -72,9 +102,11 @@ bt_status dispatch_request_submit(dispatch *d, const dispatch_request *from, bt_
     const size_t bytes = sizeof(int32_t) * proto_words(&from->generation, from->prompt_tokens);
     request *r = bt_calloc(1, sizeof *r);
     int32_t *words = bt_malloc(bytes);
-    if (r == NULL || words == NULL) {
+    request_sample *samples = bt_calloc(from->generation.samples, sizeof *samples);
+    if (r == NULL || words == NULL || samples == NULL) {
         bt_free(r);
         bt_free(words);
+        bt_free(samples);
         return bt_fail(error, BT_ERR_WORKER_MEMORY, "the router is out of memory");
     }
     memcpy(words, from->words, bytes);
@@ -82,6 +114,8 @@ bt_status dispatch_request_submit(dispatch *d, const dispatch_request *from, bt_
     r->order = d->next_order++;
     r->state = REQUEST_QUEUED;
     r->words = words;
+    r->samples = samples;
+    r->samples_left = from->generation.samples;
     r->prompt_tokens = from->prompt_tokens;
     r->generation = from->generation;
     r->is_credited = from->is_credited;
@@ -101,24 +135,6 @@ bt_status dispatch_request_submit(dispatch *d, const dispatch_request *from, bt_
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* Clients tell these errors apart by their words, which therefore never change. */
-static const char capture_text[] =
-    "The sampling backend selected a token outside its captured sampling support.";
-static const char no_capture_text[] =
-    "The sampling backend did not return captured sampling support.";
-
-static void set_fixed_text(const dispatch *d, dispatch_end *end) {
-    if (end->status == BT_ERR_REQUEST_OVERFLOW) {
-        (void)snprintf(end->text, sizeof end->text,
-                       "Sampling support exceeds --sampling-mask-max-tokens=%u, commonly because "
-                       "of cutoff ties. Lower top_k to leave more headroom or increase the server "
-                       "limit.",
-                       d->record.sampling_mask_max_tokens);
-    } else if (end->status == BT_ERR_REQUEST_CAPTURE && strcmp(end->text, no_capture_text) != 0) {
-        memcpy(end->text, capture_text, sizeof capture_text);
-    }
-}
-
 static void unlist(dispatch *d, request *r) {
     if (r->all_next != NULL) r->all_next->all_prev = r->all_prev;
     if (r->all_prev != NULL) {
@@ -130,14 +146,20 @@ static void unlist(dispatch *d, request *r) {
     d->request_count--;
 }
 
+static void free_request(request *r) {
+    bt_free(r->samples);
+    bt_free(r->words);
+    bt_free(r);
+}
+
 void dispatch_request_end(dispatch *d, request *r, const dispatch_end *end) {
     dispatch_end told = *end;
-    told.http_status = http_status_of(told.status);
-    told.rows_total = r->rows_handed;
-    told.cached_tokens = r->cached_tokens;
-    told.attempts = r->tries;
-    set_fixed_text(d, &told);
     dispatch_attempt_drop(d, r, NULL);
+    for (uint32_t i = 0; i < r->generation.samples; i++) {
+        if (!r->samples[i].has_ended) dispatch_sample_tell_end(d, r, i, end);
+    }
+    dispatch_sample_add_totals(r, &told);
+    dispatch_sample_fill_end(d, r, &told);
     if (r->state == REQUEST_QUEUED) dispatch_queue_remove(d, r);
     dispatch_queue_drop_claim(d, r);
     dispatch_request_set_state(d, r, REQUEST_ENDED);
@@ -145,9 +167,7 @@ void dispatch_request_end(dispatch *d, request *r, const dispatch_end *end) {
     d->is_calling = true;
     d->ops.on_end(d->ops.context, r->id, &told);
     d->is_calling = false;
-    row_assembler_fini(&r->rows);
-    bt_free(r->words);
-    bt_free(r);
+    free_request(r);
 }
 
 void dispatch_request_end_with(dispatch *d, request *r, bt_status status, const char *format, ...) {
@@ -167,10 +187,17 @@ static uint64_t elapsed_ms(const dispatch *d, uint64_t since_us) {
     return (d->now_us - since_us) / 1000u;
 }
 
+/* Whom a request that is with workers waits for. */
+static const worker *awaited(const request *r) {
+    const worker *prefill = r->legs[LEG_PREFILL].worker, *decode = r->legs[LEG_DECODE].worker;
+    if (decode == NULL || !r->is_prefill_done) return prefill == NULL ? decode : prefill;
+    return dispatch_prompt_is_complete(r) || prefill == NULL ? decode : prefill;
+}
+
 /* The request's own time is over, wherever it is. */
 static void end_late(dispatch *d, request *r) {
     const unsigned long long ms = elapsed_ms(d, r->submitted_us);
-    const worker *prefill = r->legs[LEG_PREFILL].worker, *decode = r->legs[LEG_DECODE].worker;
+    const worker *decode = r->legs[LEG_DECODE].worker;
     const bt_status status = BT_ERR_REQUEST_DEADLINE;
     switch (r->state) {
     case REQUEST_QUEUED:
@@ -183,13 +210,13 @@ static void end_late(dispatch *d, request *r) {
             d, r, status, "the request's %llu ms passed while reserving at %s", ms, decode->name);
         return;
     case REQUEST_RUNNING:
-        dispatch_request_end_with(
-            d, r, status, "the request's %llu ms passed while waiting for %s", ms,
-            r->is_prefill_done && decode != NULL ? decode->name : prefill->name);
+        dispatch_request_end_with(d, r, status, "the request's %llu ms passed while waiting for %s",
+                                  ms, awaited(r)->name);
         return;
     case REQUEST_STREAMING:
-        dispatch_request_end_with(
-            d, r, status, "the request's %llu ms passed while streaming from %s", ms, decode->name);
+        dispatch_request_end_with(d, r, status,
+                                  "the request's %llu ms passed while streaming from %s", ms,
+                                  decode == NULL ? awaited(r)->name : decode->name);
         return;
     case REQUEST_ENDED:
     case REQUEST_STATES: break;
@@ -204,8 +231,12 @@ static void fail_late(dispatch *d, request *r) {
     if (r->state == REQUEST_RESERVING) {
         (void)snprintf(text, sizeof text, "%s did not answer a reservation within %u ms",
                        decode->name, d->options.reserve_timeout_ms);
-    } else if (!r->is_prefill_done) {
+    } else if (r->state == REQUEST_RUNNING && !r->is_prefill_done) {
         (void)snprintf(text, sizeof text, "%s did not compute the prompt within %u ms",
+                       prefill->name, d->options.handoff_timeout_ms);
+    } else if (!dispatch_prompt_is_complete(r)) {
+        (void)snprintf(text, sizeof text,
+                       "%s did not bring the prompt's log-probabilities within %u ms",
                        prefill->name, d->options.handoff_timeout_ms);
     } else {
         (void)snprintf(text, sizeof text, "%s did not prove the handoff from %s within %u ms",
@@ -215,7 +246,8 @@ static void fail_late(dispatch *d, request *r) {
 }
 
 static void tick_one(dispatch *d, request *r, bool is_hopeless) {
-    const bool has_phase = r->state == REQUEST_RESERVING || r->state == REQUEST_RUNNING;
+    const bool has_phase = r->state == REQUEST_RESERVING || r->state == REQUEST_RUNNING ||
+                           (r->state == REQUEST_STREAMING && !dispatch_prompt_is_complete(r));
     if (d->now_us >= r->deadline_us) {
         end_late(d, r);
     } else if (has_phase && d->now_us >= r->phase_deadline_us) {

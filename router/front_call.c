@@ -52,10 +52,14 @@ static void cancel(void *context) {
     control_cancel(call->thread->front->options.control, &call->flow);
 }
 
-static void grant(void *context, uint32_t sample, uint64_t bytes) {
-    (void)sample;
+static void cancel_sample(void *context, uint32_t sample) {
     front_call *call = context;
-    control_grant(call->thread->front->options.control, &call->flow, bytes);
+    control_cancel_sample(call->thread->front->options.control, &call->flow, sample);
+}
+
+static void grant(void *context, uint32_t sample, uint64_t bytes) {
+    front_call *call = context;
+    control_grant(call->thread->front->options.control, &call->flow, sample, bytes);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -79,6 +83,7 @@ static void free_parts(front_call *call) {
 }
 
 static void on_free(control_flow *flow) {
+    bt_free(flow->samples);
     bt_free(flow);
 }
 
@@ -114,6 +119,7 @@ static void release_if_over(front_call *call) {
 
 static void drop(front_call *call) {
     free_parts(call);
+    bt_free(call->flow.samples);
     bt_free(call);
 }
 
@@ -130,6 +136,9 @@ static void end_call(front_call *call) {
         dispatch_end end = {
             .status = BT_ERR_REQUEST_NO_WORKER, .finish = PROTO_FINISH_ERROR, .http_status = 503};
         memcpy(end.text, STOPPING, sizeof(STOPPING));
+        for (uint32_t i = 0; i < call->flow.request.generation.samples; i++) {
+            if (!call->flow.samples[i].is_told) api_call_on_sample_end(&call->call, i, &end);
+        }
         api_call_on_end(&call->call, &end);
     }
 }
@@ -206,29 +215,54 @@ void front_generate(front_thread *thread, http_exchange *exchange, api_kind kind
     http_exchange_own(exchange, &owner);
 }
 
-static void start_call(front_call *call) {
-    front *f = call->thread->front;
-    const api_call_options options = {
-        .settings = f->options.settings,
-        .limits = f->options.limits,
-        .time = {.clock = f->clock, .wall_seconds = front_wall_seconds},
-        .output = output_of(call),
-        .backend = {.cancel = cancel, .grant = grant, .context = call},
-        .scratch = &call->thread->scratch,
-        .started_us = call->started_us,
-    };
-    api_call_init(&call->call, &options, &call->job.request);
-    call->has_call = true;
-    const api_request *request = &call->call.request;
-    call->flow.thread = call->thread->index;
-    call->flow.rid = request->rid;
-    call->flow.on_free = on_free;
-    call->flow.request = (dispatch_request){
+/* What the flow refers to stays where it is until the flow is released. */
+static bool fill_flow(front_call *call, const api_request *request) {
+    control_flow *flow = &call->flow;
+    flow->samples = bt_calloc(request->generation.samples, sizeof(*flow->samples));
+    flow->thread = call->thread->index;
+    flow->rid = request->rid;
+    flow->on_free = on_free;
+    flow->request = (dispatch_request){
         .words = request->prompt.ids,
         .prompt_tokens = request->prompt.count,
         .generation = request->generation,
         .is_credited = request->streams,
     };
+    return flow->samples != NULL;
+}
+
+static void answer_no_memory(front_call *call) {
+    api_output output = output_of(call);
+    api_failure failure = {.http_status = 503,
+                           .shape = call->job.kind == API_GENERATE ? API_ERROR_GENERATE
+                                                                   : API_ERROR_OPENAI};
+    static const char text[] = "the router is out of memory";
+    memcpy(failure.text, text, sizeof(text));
+    api_answer_failure(&output, &failure);
+    drop(call);
+}
+
+static void start_call(front_call *call) {
+    front *f = call->thread->front;
+    if (!fill_flow(call, &call->job.request)) {
+        answer_no_memory(call);
+        return;
+    }
+    const api_call_options options = {
+        .settings = f->options.settings,
+        .limits = f->options.limits,
+        .time = {.clock = f->clock, .wall_seconds = front_wall_seconds},
+        .output = output_of(call),
+        .backend = {.cancel = cancel,
+                    .cancel_sample = cancel_sample,
+                    .grant = grant,
+                    .context = call},
+        .scratch = &call->thread->scratch,
+        .started_us = call->started_us,
+    };
+    api_call_init(&call->call, &options, &call->job.request);
+    call->has_call = true;
+    call->flow.rid = call->call.request.rid; /* the request was moved */
     control_submit(f->options.control, &call->flow);
 }
 
@@ -264,6 +298,27 @@ void front_on_intake(void *context) {
     } while (!bt_ring_arm(ring));
 }
 
+static void take_batch(front_call *call, const control_batch *batch) {
+    /* The router is stopping, and the call was told so. */
+    if (call->call.has_ended) return;
+    const dispatch_prompt_logprobs logprobs = {.first_position = batch->first_position,
+                                               .count = batch->count,
+                                               .entries = batch->payload,
+                                               .bytes = batch->bytes};
+    switch (batch->kind) {
+    case CONTROL_ROWS:
+        api_call_on_rows(&call->call, batch->sample, batch->payload, batch->bytes,
+                         batch->cached_tokens);
+        break;
+    case CONTROL_PROMPT_LOGPROBS: api_call_on_prompt_logprobs(&call->call, &logprobs); break;
+    case CONTROL_SAMPLE_END:
+        call->flow.samples[batch->sample].is_told = true;
+        api_call_on_sample_end(&call->call, batch->sample, batch->end);
+        break;
+    case CONTROL_END: api_call_on_end(&call->call, batch->end); break;
+    }
+}
+
 void front_on_control(void *context) {
     front_thread *thread = context;
     control *c = thread->front->options.control;
@@ -273,13 +328,8 @@ void front_on_control(void *context) {
         control_batch *batch;
         while ((batch = control_next(c, thread->index)) != NULL) {
             front_call *call = (front_call *)batch->flow;
-            if (batch->bytes == 0) {
-                api_call_on_end(&call->call, &call->flow.end);
-            } else {
-                api_call_on_rows(&call->call, 0, batch->records, batch->bytes,
-                                 batch->cached_tokens);
-                control_batch_free(c, batch);
-            }
+            take_batch(call, batch);
+            control_batch_free(c, batch);
             release_if_over(call);
         }
     } while (!bt_ring_arm(ring));

@@ -30,14 +30,27 @@ size_t row_assembler_pending(const row_assembler *a) {
     return a->used - a->handed;
 }
 
+static bool is_in_vocabulary(const row_expectation *expect, int32_t id) {
+    return id >= 0 && (expect->vocab_size == 0 || (uint32_t)id < expect->vocab_size);
+}
+
+static bool are_tops_right(const row_expectation *expect, const token_row *row) {
+    uint32_t least = expect->top_count;
+    if (expect->vocab_size != 0 && expect->vocab_size < least) least = expect->vocab_size;
+    if (expect->vocab_limit != 0 && expect->vocab_limit < least) least = expect->vocab_limit;
+    if (row->top_count < least || row->top_count > expect->top_count) return false;
+    for (uint32_t i = 0; i < row->top_count; i++) {
+        if (!is_in_vocabulary(expect, row->top[i].id)) return false;
+    }
+    return true;
+}
+
 static bt_status check_row(const row_expectation *expect, const token_row *row) {
     if (row->mask_mode != expect->mask_mode) return BT_ERR_PEER_PROTOCOL;
     if (row->has_logprob != expect->has_logprob) return BT_ERR_PEER_PROTOCOL;
-    if (row->token < 0) return BT_ERR_PEER_PROTOCOL;
-    if (expect->vocab_size != 0 && (uint32_t)row->token >= expect->vocab_size) {
-        return BT_ERR_PEER_PROTOCOL;
-    }
-    return BT_OK;
+    if (!is_in_vocabulary(expect, row->token)) return BT_ERR_PEER_PROTOCOL;
+    if (row->id_logprob_count != expect->id_logprob_count) return BT_ERR_PEER_PROTOCOL;
+    return are_tops_right(expect, row) ? BT_OK : BT_ERR_PEER_PROTOCOL;
 }
 
 /* A record that has begun says how long it is; an impossible length is not waited for. */

@@ -15,7 +15,10 @@ typedef struct row_expectation {
     uint32_t cap;       /* support entries */
     uint32_t mask_mode; /* as asked for */
     uint32_t has_logprob;
-    uint32_t vocab_size; /* tokens are below it; 0 = not known */
+    uint32_t vocab_size;  /* tokens are below it; 0 = not known */
+    uint32_t vocab_limit; /* ids from here on are not drawn; 0 = all are */
+    uint32_t top_count;   /* top log-probabilities: fewer only where the vocabulary is smaller */
+    uint32_t id_logprob_count;
 } row_expectation;
 
 typedef struct row_assembler {

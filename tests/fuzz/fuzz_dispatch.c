@@ -22,6 +22,9 @@ typedef struct history {
     uint64_t links[LINKS]; /* the id of each link now; a closed one gets a new id */
     uint64_t next_link;
     bool is_live[REQUESTS]; /* submitted and not ended; request i has id i + 1 */
+    uint32_t samples[REQUESTS];
+    uint8_t ended[REQUESTS];          /* a bit per sample */
+    uint32_t next_position[REQUESTS]; /* of log-probabilities */
 } history;
 
 static uint8_t take(history *h) {
@@ -56,6 +59,8 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
     size_t bytes = rows->bytes;
     const history *h = context;
     BT_ASSERT(h->is_live[request - 1]);
+    BT_ASSERT(rows->sample < h->samples[request - 1]);
+    BT_ASSERT((h->ended[request - 1] >> rows->sample & 1) == 0);
     for (uint32_t i = 0; i < rows->count; i++) {
         token_row row;
         size_t used = 0;
@@ -68,9 +73,30 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
     BT_ASSERT(bytes == 0);
 }
 
+static void on_prompt_logprobs(void *context, uint64_t request,
+                               const dispatch_prompt_logprobs *logprobs) {
+    history *h = context;
+    BT_ASSERT(h->is_live[request - 1]);
+    BT_ASSERT(logprobs->count > 0 && logprobs->bytes == logprobs->count * sizeof(float));
+    const uint32_t first = logprobs->first_position;
+    BT_ASSERT(first == 1 || first == h->next_position[request - 1]);
+    h->next_position[request - 1] = first + logprobs->count;
+}
+
+static void on_sample_end(void *context, uint64_t request, uint32_t sample,
+                          const dispatch_end *end) {
+    history *h = context;
+    BT_ASSERT(h->is_live[request - 1]);
+    BT_ASSERT(sample < h->samples[request - 1]);
+    BT_ASSERT((h->ended[request - 1] >> sample & 1) == 0);
+    BT_ASSERT(end->status == BT_OK || end->text[0] != '\0');
+    h->ended[request - 1] |= (uint8_t)(1u << sample);
+}
+
 static void on_end(void *context, uint64_t request, const dispatch_end *end) {
     history *h = context;
     BT_ASSERT(h->is_live[request - 1]);
+    BT_ASSERT(h->ended[request - 1] + 1u == 1u << h->samples[request - 1]);
     BT_ASSERT(end->status == BT_OK || end->text[0] != '\0');
     h->is_live[request - 1] = false;
 }
@@ -113,7 +139,7 @@ static void say_ready(history *h, int i) {
     m.ready.address_bytes = 1;
     m.ready.pages_total = take(h);
     m.ready.page_tokens = 16;
-    m.ready.rows_total = 1;
+    m.ready.rows_total = 4;
     m.ready.sequences_max = take(h);
     m.ready.step_tokens = take(h);
     say(h, i, &m);
@@ -140,19 +166,30 @@ static void say_of_attempt(history *h, int i, proto_kind kind) {
     if (kind == PROTO_RESERVATION) {
         m.reservation.attempt = attempt;
         m.reservation.status = status;
-        m.reservation.slot_count = status == BT_OK;
-        m.reservation.slots[0].generation = 1;
+        m.reservation.slot_count = status == BT_OK ? 1 + take(h) % 4 : 0;
+        for (uint32_t k = 0; k < m.reservation.slot_count; k++)
+            m.reservation.slots[k] = (proto_slot){.index = k, .generation = 1};
     } else if (kind == PROTO_PREFILL_DONE) {
         m.prefill_done.attempt = attempt;
         m.prefill_done.status = status;
+    } else if (kind == PROTO_PROMPT_LOGPROBS) {
+        m.prompt_logprobs.attempt = attempt;
+        m.prompt_logprobs.first_position = take(h);
+        m.prompt_logprobs.count = take(h) % 128;
+        m.payload = payload;
+        m.payload_bytes = m.prompt_logprobs.count * sizeof(float);
     } else {
         const uint8_t count = take(h), finish = take(h) % 4;
+        const uint8_t where = take(h);
+        const uint32_t has_logprob = where >> 7;
+        m.chunk.sample = where % 4;
         for (size_t k = 0; k < count; k++)
             payload[k] = take(h);
         if (count % ROW_RECORD_HEADER_BYTES == 0) {
             for (size_t k = 0; k < count / ROW_RECORD_HEADER_BYTES; k++)
                 row_record_encode(
-                    &(token_row){.token = payload[ROW_RECORD_HEADER_BYTES * k] % VOCAB},
+                    &(token_row){.token = payload[ROW_RECORD_HEADER_BYTES * k] % VOCAB,
+                                 .has_logprob = has_logprob},
                     payload + ROW_RECORD_HEADER_BYTES * k);
         }
         m.chunk.attempt = attempt;
@@ -209,11 +246,15 @@ static void submit(history *h) {
                        .top_p = 1.0f,
                        .top_k = 1,
                        .repetition_penalty = 1.0f,
-                       .samples = 1},
+                       .samples = 1 + take(h) % 3,
+                       .wants_logprob = which >> 3,
+                       .wants_prompt_logprobs = which >> 3},
         .is_credited = which & 1,
         .timeout_ms = take(h) * 100u,
     };
     if (h->is_live[which]) return;
+    h->samples[which] = request.generation.samples;
+    h->ended[which] = 0;
     h->is_live[which] = true; /* it may end inside the call */
     if (dispatch_submit(h->d, &request, h->now_us, &error) != BT_OK) h->is_live[which] = false;
 }
@@ -233,7 +274,7 @@ static void step(history *h) {
     case 8: say_raw(h, i); return;
     case 9: submit(h); return;
     case 10: dispatch_cancel(h->d, take(h), h->now_us); return;
-    case 11: dispatch_grant(h->d, take(h), 0, take(h) * 1000u, h->now_us); return;
+    case 11: dispatch_grant(h->d, take(h), take(h) % 4, take(h) * 1000u, h->now_us); return;
     case 12:
         h->now_us += take(h) * 10000u;
         dispatch_tick(h->d, h->now_us);
@@ -241,6 +282,14 @@ static void step(history *h) {
     case 13:
         dispatch_on_closed(h->d, h->links[i], h->now_us);
         h->links[i] = h->next_link++;
+        return;
+    case 14: dispatch_cancel_sample(h->d, take(h), take(h) % 4, h->now_us); return;
+    case 15:
+        if (op >> 4 & 1) {
+            say_of_attempt(h, i, PROTO_PROMPT_LOGPROBS);
+            return;
+        }
+        dispatch_on_opened(h->d, h->links[i], h->now_us);
         return;
     default: dispatch_on_opened(h->d, h->links[i], h->now_us); return;
     }
@@ -257,6 +306,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     const dispatch_ops ops = {.send = on_send,
                               .close = on_close,
                               .on_rows = on_rows,
+                              .on_prompt_logprobs = on_prompt_logprobs,
+                              .on_sample_end = on_sample_end,
                               .on_end = on_end,
                               .on_ready_changed = on_ready_changed,
                               .context = &h};

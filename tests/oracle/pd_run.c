@@ -207,6 +207,21 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
     if (at != rows->bytes) r->is_failed = true;
 }
 
+static void on_prompt_logprobs(void *context, uint64_t request,
+                               const dispatch_prompt_logprobs *logprobs) {
+    (void)context;
+    (void)request;
+    (void)logprobs;
+}
+
+static void on_sample_end(void *context, uint64_t request, uint32_t sample,
+                          const dispatch_end *end) {
+    (void)context;
+    (void)request;
+    (void)sample;
+    (void)end;
+}
+
 static void on_end(void *context, uint64_t request, const dispatch_end *end) {
     router *r = context;
     result *to = &r->results[request - 1];
@@ -296,6 +311,8 @@ static bt_status create_dispatch(router *r, bt_error *error) {
     const dispatch_ops ops = {.send = send_message,
                               .close = close_link,
                               .on_rows = on_rows,
+                              .on_prompt_logprobs = on_prompt_logprobs,
+                              .on_sample_end = on_sample_end,
                               .on_end = on_end,
                               .on_ready_changed = on_ready_changed,
                               .context = r};

@@ -185,13 +185,15 @@ typedef struct sim_client {
     int32_t *support_ids;
     float *support_logprobs;
     uint32_t rows;
-    dispatch_end end;
+    bool has_sample_ended;
+    dispatch_end end, sample_end;
 } sim_client;
 
 /* Makes the next client and submits it at that time. */
 void sim_client_add(sim *s, uint64_t at_us, bool is_probe);
 void sim_client_on_rows(sim *s, uint64_t request, const uint8_t *records, size_t bytes,
                         uint32_t row_count);
+void sim_client_on_sample_end(sim *s, uint64_t request, uint32_t sample, const dispatch_end *end);
 void sim_client_on_end(sim *s, uint64_t request, const dispatch_end *end);
 void sim_clients_on_router_lost(sim *s);
 uint32_t sim_clients_waiting(const sim *s);

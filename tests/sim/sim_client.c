@@ -243,12 +243,23 @@ static void check_failure(sim *s, const sim_client *c, const dispatch_end *end) 
     }
 }
 
+void sim_client_on_sample_end(sim *s, uint64_t request, uint32_t sample, const dispatch_end *end) {
+    sim_client *c = &s->clients[request - 1];
+    assert_int_equal(c->state, CLIENT_WAITING);
+    assert_int_equal(sample, 0);
+    assert_false(c->has_sample_ended);
+    c->has_sample_ended = true;
+    c->sample_end = *end;
+}
+
 void sim_client_on_end(sim *s, uint64_t request, const dispatch_end *end) {
     sim_client *c = &s->clients[request - 1];
     assert_int_equal(c->state, CLIENT_WAITING); /* exactly once */
     c->state = CLIENT_ENDED;
     c->ended_us = s->now_us;
     c->end = *end;
+    assert_true(c->has_sample_ended);
+    assert_int_equal(c->sample_end.status, end->status); /* of one sample the two are the same */
     assert_int_equal(end->rows_total, c->rows);
     const uint64_t timeout_ms =
         c->request.timeout_ms != 0 ? c->request.timeout_ms : s->scenario.request_timeout_ms;

@@ -22,6 +22,19 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
     sim_client_on_rows(context, request, rows->records, rows->bytes, rows->count);
 }
 
+static void on_prompt_logprobs(void *context, uint64_t request,
+                               const dispatch_prompt_logprobs *logprobs) {
+    (void)context;
+    (void)request;
+    (void)logprobs;
+    fail_msg("nobody asked for log-probabilities of a prompt");
+}
+
+static void on_sample_end(void *context, uint64_t request, uint32_t sample,
+                          const dispatch_end *end) {
+    sim_client_on_sample_end(context, request, sample, end);
+}
+
 static void on_end(void *context, uint64_t request, const dispatch_end *end) {
     sim_client_on_end(context, request, end);
 }
@@ -59,6 +72,8 @@ void sim_router_start(sim *s) {
     const dispatch_ops ops = {.send = on_send,
                               .close = on_close,
                               .on_rows = on_rows,
+                              .on_prompt_logprobs = on_prompt_logprobs,
+                              .on_sample_end = on_sample_end,
                               .on_end = on_end,
                               .on_ready_changed = on_ready_changed,
                               .context = s};

@@ -37,6 +37,8 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
     fake_network *n = context;
     assert_null(fake_end_of(n, request, false));
     assert_int_equal((uintptr_t)rows->records % 4, 0);
+    assert_null(fake_sample_end_of(n, request, rows->sample, false));
+    n->sample_rows[rows->sample] += rows->count;
     n->rows_request = request;
     n->rows_calls++;
     n->rows_count += rows->count;
@@ -46,9 +48,32 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
     n->rows_bytes += rows->bytes;
 }
 
+static void on_prompt_logprobs(void *context, uint64_t request,
+                               const dispatch_prompt_logprobs *logprobs) {
+    fake_network *n = context;
+    assert_null(fake_end_of(n, request, false));
+    n->positions_calls++;
+    n->positions_restarts += logprobs->first_position != n->next_position;
+    n->next_position = logprobs->first_position + logprobs->count;
+    assert_int_equal(logprobs->bytes, logprobs->count * sizeof(float));
+    assert_true(n->next_position <= FAKE_VOCAB);
+    memcpy(n->logprobs + logprobs->first_position, logprobs->entries, logprobs->bytes);
+}
+
+static void on_sample_end(void *context, uint64_t request, uint32_t sample,
+                          const dispatch_end *end) {
+    fake_network *n = context;
+    assert_null(fake_end_of(n, request, false));
+    assert_null(fake_sample_end_of(n, request, sample, false)); /* exactly once */
+    assert_true(n->sample_end_count < FAKE_ENDS_MAX);
+    n->sample_ends[n->sample_end_count++] =
+        (fake_sample_end){.request = request, .sample = sample, .end = *end};
+}
+
 static void on_end(void *context, uint64_t request, const dispatch_end *end) {
     fake_network *n = context;
-    assert_null(fake_end_of(n, request, false)); /* exactly once */
+    assert_non_null(fake_sample_end_of(n, request, 0, false)); /* samples before the request */
+    assert_null(fake_end_of(n, request, false));               /* exactly once */
     assert_true(n->end_count < FAKE_ENDS_MAX);
     n->ends[n->end_count].request = request;
     n->ends[n->end_count].end = *end;
@@ -89,6 +114,8 @@ fake_network *fake_network_create(const dispatch_options *options) {
     const dispatch_ops ops = {.send = on_send,
                               .close = on_close,
                               .on_rows = on_rows,
+                              .on_prompt_logprobs = on_prompt_logprobs,
+                              .on_sample_end = on_sample_end,
                               .on_end = on_end,
                               .on_ready_changed = on_ready_changed,
                               .context = n};
@@ -313,6 +340,45 @@ const dispatch_end *fake_end_of(const fake_network *n, uint64_t id, bool must_ex
     return NULL;
 }
 
+const dispatch_end *fake_sample_end_of(const fake_network *n, uint64_t id, uint32_t sample,
+                                       bool must_exist) {
+    for (uint32_t i = 0; i < n->sample_end_count; i++) {
+        const fake_sample_end *e = &n->sample_ends[i];
+        if (e->request == id && e->sample == sample) return &e->end;
+    }
+    if (must_exist) fail_msg("sample %u has not ended", sample);
+    return NULL;
+}
+
+void fake_reserve_samples(fake_network *n, const fake_worker *decode, proto_attempt attempt,
+                          uint32_t samples) {
+    proto_message message;
+    memset(&message, 0, sizeof message);
+    message.kind = PROTO_RESERVATION;
+    message.reservation.attempt = attempt;
+    message.reservation.slot_count = samples;
+    for (uint32_t i = 0; i < samples; i++)
+        message.reservation.slots[i] = (proto_slot){.index = 3 + i, .generation = 7};
+    fake_say(n, decode->control, &message);
+}
+
+void fake_logprobs(fake_network *n, const fake_worker *prefill, proto_attempt attempt,
+                   uint32_t first, uint32_t count) {
+    float entries[FAKE_VOCAB];
+    proto_message message;
+    memset(&message, 0, sizeof message);
+    assert_true(count <= FAKE_VOCAB);
+    for (uint32_t i = 0; i < count; i++)
+        entries[i] = -(float)(first + i);
+    message.kind = PROTO_PROMPT_LOGPROBS;
+    message.prompt_logprobs.attempt = attempt;
+    message.prompt_logprobs.first_position = first;
+    message.prompt_logprobs.count = count;
+    message.payload = entries;
+    message.payload_bytes = count * sizeof(float);
+    fake_say(n, prefill->streams, &message);
+}
+
 void fake_reserve_reply(fake_network *n, const fake_worker *decode, proto_attempt attempt,
                         bt_status status) {
     proto_message message;
@@ -344,6 +410,7 @@ void fake_chunk(fake_network *n, const fake_worker *decode, proto_attempt attemp
     memset(&message, 0, sizeof message);
     message.kind = PROTO_CHUNK;
     message.chunk.attempt = attempt;
+    message.chunk.sample = n->sample;
     message.chunk.offset = offset;
     message.chunk.finish = finish;
     message.chunk.cached_tokens = n->cached_tokens;
@@ -362,6 +429,7 @@ void fake_chunk_error(fake_network *n, const fake_worker *decode, proto_attempt 
     memset(&message, 0, sizeof message);
     message.kind = PROTO_CHUNK;
     message.chunk.attempt = attempt;
+    message.chunk.sample = n->sample;
     message.chunk.offset =
         rows_total * row_record_bytes((row_widths){.mask_mode = 0, .support_count = 0});
     message.chunk.finish = PROTO_FINISH_ERROR;

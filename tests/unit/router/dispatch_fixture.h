@@ -27,6 +27,12 @@ typedef struct fake_end {
     dispatch_end end;
 } fake_end;
 
+typedef struct fake_sample_end {
+    uint64_t request;
+    uint32_t sample;
+    dispatch_end end;
+} fake_sample_end;
+
 typedef struct fake_network {
     dispatch *d;
     uint64_t now_us;
@@ -37,7 +43,14 @@ typedef struct fake_network {
     uint32_t closed_count;
     fake_end ends[FAKE_ENDS_MAX];
     uint32_t end_count;
-    uint64_t rows_request; /* of the last on_rows */
+    fake_sample_end sample_ends[FAKE_ENDS_MAX];
+    uint32_t sample_end_count;
+    uint32_t sample;                              /* what fake_chunk and its like say */
+    uint32_t sample_rows[PROTO_SAMPLES_MAX];      /* of all requests together */
+    uint32_t positions_calls, positions_restarts; /* of on_prompt_logprobs */
+    uint32_t next_position;                       /* after the last one */
+    float logprobs[FAKE_VOCAB];                   /* by position, what was handed on */
+    uint64_t rows_request;                        /* of the last on_rows */
     uint32_t rows_calls, rows_count;
     uint32_t rows_cached_tokens; /* of the last on_rows */
     uint32_t cached_tokens;      /* what fake_chunk says */
@@ -98,7 +111,16 @@ void fake_submit(fake_network *n, uint64_t id, uint32_t prompt_tokens, uint32_t 
 /* The end of that request, asserted to be there once; NULL with must_exist false: none yet. */
 const dispatch_end *fake_end_of(const fake_network *n, uint64_t id, bool must_exist);
 
-/* Worker replies. */
+/* The end of one sample, as fake_end_of. */
+const dispatch_end *fake_sample_end_of(const fake_network *n, uint64_t id, uint32_t sample,
+                                       bool must_exist);
+
+/* Worker replies. A granted reservation brings the slots of that many samples. */
+void fake_reserve_samples(fake_network *n, const fake_worker *decode, proto_attempt attempt,
+                          uint32_t samples);
+/* `count` log-probabilities from `first` on: that of position p is -p. */
+void fake_logprobs(fake_network *n, const fake_worker *prefill, proto_attempt attempt,
+                   uint32_t first, uint32_t count);
 void fake_reserve_reply(fake_network *n, const fake_worker *decode, proto_attempt attempt,
                         bt_status status);
 void fake_done(fake_network *n, const fake_worker *prefill, proto_attempt attempt,

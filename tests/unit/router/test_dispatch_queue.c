@@ -185,7 +185,7 @@ static void decode_with_most_free_pages_is_chosen(void **state) {
     (void)state;
     proto_reserve reserve;
     build(1, 2, FAKE_PAGES);
-    fake_submit(n, 1, 10, 150); /* 10 pages */
+    fake_submit(n, 1, 150, 8); /* 10 pages */
     const int first = next_reserve(&reserve);
     for (uint64_t id = 2; id <= 10; id++) {
         fake_submit(n, id, 8, 8); /* 1 page each */
@@ -274,7 +274,7 @@ static void small_requests_pass_a_big_one_elsewhere(void **state) {
     (void)state;
     proto_reserve reserve;
     build(1, 2, FAKE_PAGES);
-    fake_submit(n, 1, 16, 80 * 16);
+    fake_submit(n, 1, 80, 80 * 16); /* 5 pages at first */
     for (int i = 0; i < 2; i++) {
         const int k = next_reserve(&reserve);
         assert_in_range(k, 0, 1);
@@ -317,7 +317,7 @@ static void a_claim_ends_with_its_request_or_its_decode(void **state) {
         (void)tear_down(NULL);
         (void)set_up(NULL);
         build(1, 1, FAKE_PAGES);
-        fake_submit(n, 1, 16, 80 * 16);
+        fake_submit(n, 1, 80, 80 * 16); /* 5 pages at first */
         assert_int_equal(next_reserve(&reserve), 0);
         fake_reserve_reply(n, &decodes[0], reserve.attempt, BT_ERR_REQUEST_FULL);
         fake_submit(n, 2, 8, 8);
@@ -333,7 +333,7 @@ static void a_claim_ends_with_its_request_or_its_decode(void **state) {
         fake_ready(n, &decodes[1], FAKE_PAGES);
         fake_pair(n, &decodes[1], &prefills[0], BT_OK);
         assert_int_equal(next_reserve(&reserve), 1);
-        assert_int_equal(reserve.prompt_tokens, 16);
+        assert_int_equal(reserve.prompt_tokens, 80);
     }
 }
 
@@ -357,6 +357,78 @@ static void the_queue_is_first_in_first_out_over_retries(void **state) {
     fake_done(n, &prefills[0], reserve.attempt, BT_OK);
     assert_int_equal(next_reserve(&reserve), 0);
     assert_int_equal(reserve.prompt_tokens, FAKE_STEP_TOKENS + 3);
+}
+
+/* The prompt's pages once, and a tail for each further sample; nothing for what may be drawn. */
+static void decode_is_charged_for_the_prompt_and_the_tails(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    dispatch_worker_view views[2];
+    dispatch_request request;
+    bt_error error;
+    build(1, 1, FAKE_PAGES);
+    fake_request(1, 40, 1000, &request);
+    request.generation.samples = 5;
+    assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(dispatch_look_workers(n->d, views, 2), 2);
+    assert_int_equal(views[1].role, PROTO_ROLE_DECODE);
+    assert_int_equal(views[1].pages_free, FAKE_PAGES - 3 - 4);
+    dispatch_cancel(n->d, 1, n->now_us);
+    (void)dispatch_look_workers(n->d, views, 2);
+    assert_int_equal(views[1].pages_free, FAKE_PAGES);
+}
+
+/* Each sample is a sequence: 32 of them are all that this decode runs at once. */
+static void samples_are_sequences(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    dispatch_request request;
+    bt_error error;
+    build(1, 1, 1000);
+    for (uint64_t id = 1; id <= 3; id++) {
+        fake_request(id, 1, 1, &request);
+        request.generation.samples = 15;
+        assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+        assert_int_equal(next_reserve(&reserve), id <= 2 ? 0 : -1);
+    }
+    fake_submit(n, 4, 1, 1); /* a single one still finds room */
+    assert_int_equal(next_reserve(&reserve), 0);
+    dispatch_cancel(n->d, 1, n->now_us);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(reserve.generation.samples, 15);
+}
+
+static void more_samples_than_slots_are_refused(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    dispatch_request request;
+    bt_error error;
+    build(1, 1, 1000);
+    fake_request(1, 16, 16, &request);
+    request.generation.samples = 33;
+    assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+    const dispatch_end *end = fake_end_of(n, 1, true);
+    assert_int_equal(end->http_status, 400);
+    assert_string_equal(end->text, "33 samples of one request do not fit: the workers take 32");
+    fake_request(2, 16, 16, &request);
+    request.generation.samples = 32;
+    assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+    assert_int_equal(next_reserve(&reserve), 0);
+}
+
+/* What a request without a length may ask for is what is not refused. */
+static void the_longest_sequence_is_one_token_more_than_its_pages(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    dispatch_view view;
+    build(1, 1, FAKE_PAGES);
+    dispatch_look(n->d, &view);
+    assert_int_equal(view.sequence_tokens_max, FAKE_PAGES * FAKE_PAGE_TOKENS + 1);
+    fake_submit(n, 1, 100, (uint32_t)view.sequence_tokens_max - 100);
+    assert_int_equal(next_reserve(&reserve), 0);
+    fake_submit(n, 2, 100, (uint32_t)view.sequence_tokens_max - 99);
+    assert_int_equal(fake_end_of(n, 2, true)->status, BT_ERR_REQUEST_TOO_LARGE);
 }
 
 static void a_larger_decode_takes_what_a_smaller_cannot(void **state) {
@@ -416,6 +488,10 @@ int main(void) {
         TEST(small_requests_pass_a_big_one_elsewhere),
         TEST(a_claim_ends_with_its_request_or_its_decode),
         TEST(the_queue_is_first_in_first_out_over_retries),
+        TEST(decode_is_charged_for_the_prompt_and_the_tails),
+        TEST(samples_are_sequences),
+        TEST(more_samples_than_slots_are_refused),
+        TEST(the_longest_sequence_is_one_token_more_than_its_pages),
         TEST(a_larger_decode_takes_what_a_smaller_cannot),
         TEST(only_ready_pairs_are_used),
     };

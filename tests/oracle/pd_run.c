@@ -202,7 +202,7 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
                                     .support_count = row.support_count,
                                     .support_ids = row.support_ids,
                                     .support_logprobs = row.support_logprobs};
-        cases_print_row(to->out, c, to->rows++, &printed);
+        cases_print_row(to->out, c, 0, to->rows++, &printed);
     }
     if (at != rows->bytes) r->is_failed = true;
 }
@@ -230,7 +230,7 @@ static void on_end(void *context, uint64_t request, const dispatch_end *end) {
         finish = "overflow";
     else if (end->status != BT_OK)
         finish = end->text;
-    cases_print_finish(to->out, &r->cases[request - 1], finish, to->rows);
+    cases_print_finish(to->out, &r->cases[request - 1], 0, finish, to->rows);
     to->has_ended = true;
     r->ended++;
     if (r->ended == r->count) bt_loop_stop(r->loop);

@@ -1,9 +1,12 @@
 /* Compute without a model, for tests and the simulator: the next token is a hash of the prefix.
  * What a step writes into a page for one token is {running hash, token} and a pattern; every step
  * reads the whole prefix back from the pages and checks the chain, so that a page that was lost,
- * mixed up or not received gives SAMPLER_INVALID and never a plausible token. Tokens, supports and
- * log-probabilities are a pure function of (prefix, parameters), so a PD run can be compared with
- * compute_sim_expect bit for bit.
+ * mixed up or not received gives SAMPLER_INVALID (NaN in scores) and never a plausible token.
+ * Tokens, supports and log-probabilities are a pure function of (prefix, parameters), so a PD run
+ * can be compared with compute_sim_expect bit for bit. Every parameter of sampler_params that is
+ * not neutral counts: penalties through how often each id is among output_ids (with none they are
+ * neutral), biases and banned ids in any order; a banned id is never drawn or in a support. Pages
+ * are checked as model_step does.
  *
  * Steps take time on a clock that the owner drives: started by start, done by compute_sim_poll. */
 #ifndef BT_KERNELS_COMPUTE_SIM_H
@@ -34,10 +37,19 @@ bool compute_sim_poll(compute *c, uint64_t now_us);
 void compute_sim_fail_next(compute *c, bt_status status);
 
 /* What any correct cluster answers: draws `count` rows after prompt [prompt_tokens] as one process
- * would. rows [count]; their arrays as in sampler.h, for the caller's cap. Stops early behind a row
- * whose status is not OK; returns the rows drawn. */
+ * would. rows [count]; their arrays as in sampler.h, for the caller's cap. Rows that were drawn
+ * join params->output_ids for the ones behind them. Stops early behind a row whose status is not
+ * OK; returns the rows drawn. */
 uint32_t compute_sim_expect(const compute_sim_options *options, const sampler_params *params,
                             const int32_t *prompt, uint32_t prompt_tokens, uint32_t count,
                             sampler_row *rows);
+/* The same with the banned ids for the first `banned_rows` rows only, as min_new_tokens does. */
+uint32_t compute_sim_expect_banned(const compute_sim_options *options, const sampler_params *params,
+                                   uint32_t banned_rows, const int32_t *prompt,
+                                   uint32_t prompt_tokens, uint32_t count, sampler_row *rows);
+/* Fills scores as steps over the prompt would, whatever the chunks: scores->first counts from the
+ * start of the prompt, which has at least first + count tokens. */
+void compute_sim_expect_scores(const compute_sim_options *options, const int32_t *prompt,
+                               const model_scores *scores);
 
 #endif

@@ -8,7 +8,8 @@
 
 typedef struct prefill_worker {
     worker_settings settings; /* first: the shell's options have their offsets in it */
-    uint32_t sequences_max, chunk_tokens;
+    uint32_t sequences_max, chunk_tokens, prompts_max;
+    bool prefix_cache;
     worker_model model;
     prefill_core *core;
 } prefill_worker;
@@ -26,8 +27,24 @@ static const bt_option option_rows[] = {
      .default_text = "512",
      .min = 1,
      .max = 1u << 20,
-     .help = "Prompt tokens of one compute step; a cancel takes effect between steps.",
+     .help =
+         "Prompt tokens of one compute step, shared by the prompts in it; a cancel takes effect "
+         "between steps.",
      .offset = offsetof(prefill_worker, chunk_tokens)},
+    {.name = "prompts-max",
+     .type = BT_OPTION_U32,
+     .default_text = "8",
+     .min = 1,
+     .max = PREFILL_PROMPTS_MAX,
+     .help = "Prompts that share one compute step at most; 1 computes one after the other.",
+     .offset = offsetof(prefill_worker, prompts_max)},
+    {.name = "prefix-cache",
+     .type = BT_OPTION_BOOL,
+     .default_text = "on",
+     .help =
+         "Keep the KV pages of prompts for later ones that begin alike, as long as no prompt in "
+         "work needs the memory.",
+     .offset = offsetof(prefill_worker, prefix_cache)},
 };
 
 static bt_status load(void *worker, worker_facts *facts_out, bt_error *error) {
@@ -58,12 +75,11 @@ static bt_status load(void *worker, worker_facts *facts_out, bt_error *error) {
     return BT_OK;
 }
 
-/* A step is a chunk of a prompt. */
+/* A step is a chunk of each of some prompts. */
 static bt_status start_compute(void *worker, kv_pool *pages, int *fd_out, bt_error *error) {
     prefill_worker *w = worker;
-    const worker_model_limits limits = {.threads = w->settings.threads,
-                                        .tokens_max = w->chunk_tokens,
-                                        .rows_max = PREFILL_PROMPTS_PER_STEP};
+    const worker_model_limits limits = {
+        .threads = w->settings.threads, .tokens_max = w->chunk_tokens, .rows_max = w->prompts_max};
     return worker_model_start(&w->model, &limits, kv_pool_memory(pages),
                               kv_pool_get_options(pages)->page_count, fd_out, error);
 }
@@ -80,8 +96,11 @@ static bt_status create_core(void *worker, const worker_parts *parts, bt_error *
         .vocab_size = parts->hello->vocab_size,
         .context_tokens = parts->hello->context_tokens,
         .chunk_tokens = w->chunk_tokens,
+        .prompts_max = w->prompts_max,
+        .has_prefix_cache = w->prefix_cache,
         .attempts_max = w->sequences_max,
         .ops = {.send = worker_shell_send,
+                .can_stream = worker_shell_can_stream,
                 .open_streams = worker_shell_open_streams,
                 .hang_up = worker_shell_hang_up,
                 .on_refused = worker_shell_on_refused,

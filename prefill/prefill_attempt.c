@@ -1,4 +1,5 @@
-/* Owner records: the table of legal edges, and the one release. */
+/* Owner records: the table of legal edges, the line of those that wait or compute, and the one
+ * release. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -45,6 +46,37 @@ uint64_t prefill_owner(const prefill_attempt *a) {
     return (uint64_t)a->uses << 32 | (a->index + 1);
 }
 
+/* ---- the line -------------------------------------------------------------------------------- */
+
+static bool is_in_line(prefill_state state) {
+    return state == PREFILL_QUEUED || state == PREFILL_COMPUTING;
+}
+
+static void join_line(prefill_core *core, prefill_attempt *a) {
+    a->ahead = core->line_last;
+    a->behind = NULL;
+    if (core->line_last != NULL)
+        core->line_last->behind = a;
+    else
+        core->line_first = a;
+    core->line_last = a;
+    a->served_at = core->steps_total;
+    a->tried_at = UINT64_MAX;
+}
+
+static void leave_line(prefill_core *core, prefill_attempt *a) {
+    if (a->ahead != NULL)
+        a->ahead->behind = a->behind;
+    else
+        core->line_first = a->behind;
+    if (a->behind != NULL)
+        a->behind->ahead = a->ahead;
+    else
+        core->line_last = a->ahead;
+}
+
+/* ---- states ---------------------------------------------------------------------------------- */
+
 void prefill_set_state(prefill_core *core, prefill_attempt *a, prefill_state next,
                        const char *reason) {
     static const uint32_t edges[PREFILL_STATE_COUNT] = {
@@ -62,19 +94,26 @@ void prefill_set_state(prefill_core *core, prefill_attempt *a, prefill_state nex
                  prefill_state_name(a->state), prefill_state_name(next), reason);
     if (a->state == PREFILL_FREE) bt_id_map_put(&core->by_id, proto_attempt_id(a->id), a);
     if (next == PREFILL_FREE) bt_id_map_remove(&core->by_id, proto_attempt_id(a->id));
+    if (!is_in_line(a->state) && is_in_line(next)) join_line(core, a);
+    if (is_in_line(a->state) && !is_in_line(next)) leave_line(core, a);
     a->state = next;
+    core->changes++;
+}
+
+void prefill_free_words(prefill_attempt *a) {
+    attempt_words_fini(&a->words);
+    bt_free(a->hashes);
+    bt_free(a->slots);
+    a->hashes = NULL;
+    a->slots = NULL;
 }
 
 void prefill_release(prefill_core *core, prefill_attempt *a, const char *reason) {
     if (a->state == PREFILL_FREE) return;
     BT_ASSERT(!a->is_in_step);
     BT_ASSERT(!a->has_handoff);
-    if (a->page_count > 0) {
-        kv_pool_release(core->options.pages, prefill_owner(a), a->pages, a->page_count);
-        a->page_count = 0;
-    }
-    bt_free(a->prompt);
-    a->prompt = NULL;
+    prefill_release_pages(core, a);
+    prefill_free_words(a);
     core->released_total++;
     prefill_set_state(core, a, PREFILL_FREE, reason);
 }
@@ -96,7 +135,7 @@ void prefill_end(prefill_core *core, prefill_attempt *a, const char *reason) {
     }
     prefill_set_state(core, a, a->is_in_step ? PREFILL_LEAVING : PREFILL_QUARANTINE, reason);
     if (!a->has_handoff) return;
-    kv_pool_quarantine(core->options.pages, prefill_owner(a), a->pages, a->page_count);
+    prefill_quarantine_pages(core, a);
     /* on_quiet follows, maybe inside this call. Ignored for a handoff that has failed by itself. */
     handoff_sender_abort(core->sender, a->id);
 }

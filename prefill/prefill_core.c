@@ -31,6 +31,10 @@ static bool is_at_rest(void *context) {
 static bt_status create_end(void *context) {
     prefill_core *core = context;
     const prefill_core_options *o = &core->options;
+    const uint64_t weights_version = core->member.session.record.weights_version;
+    if (core->cache != NULL && weights_version != core->weights_version)
+        prefix_cache_clear(core->cache);
+    core->weights_version = weights_version;
     handoff_sender_destroy(core->sender);
     core->sender = NULL;
     const handoff_sender_options options = {
@@ -76,7 +80,7 @@ static uint32_t queued_tokens(const prefill_core *core) {
 static void fill_pong(void *context, proto_ping *pong) {
     const prefill_core *core = context;
     pong->queued_tokens = queued_tokens(core);
-    pong->pages_free = kv_pool_count(core->options.pages).free;
+    pong->pages_free = prefill_pages_free(core);
     pong->sequences_running = core->step.is_running ? core->step.batch.sequences : 0;
 }
 
@@ -86,7 +90,8 @@ static bt_status init_membership(prefill_core *core) {
         .hello = o->hello,
         .clock = o->clock,
         .mover = o->mover,
-        .row_slots = o->attempts_max,
+        /* So that one prompt of the most samples fits beside as many others as there may be. */
+        .row_slots = o->attempts_max + PROTO_SAMPLES_MAX - 1,
         .program = {.send = o->ops.send,
                     .open_streams = o->ops.open_streams,
                     .hang_up = o->ops.hang_up,
@@ -109,11 +114,12 @@ static bt_status init_membership(prefill_core *core) {
 bt_status prefill_core_create(const prefill_core_options *options, prefill_core **out) {
     BT_ASSERT(options->attempts_max >= 1 && options->attempts_max <= PREFILL_ATTEMPTS_MAX);
     BT_ASSERT(options->page_tokens > 0 && options->context_tokens > 0);
-    BT_ASSERT(options->chunk_tokens > 0);
+    BT_ASSERT(options->chunk_tokens > 0 && options->prompts_max <= PREFILL_PROMPTS_MAX);
     prefill_core *core = bt_calloc(1, sizeof *core);
     if (core == NULL) return BT_ERR_WORKER_MEMORY;
     core->options = *options;
     if (core->options.step_us == 0) core->options.step_us = PREFILL_STEP_US;
+    if (core->options.prompts_max == 0) core->options.prompts_max = PREFILL_PROMPTS_DEFAULT;
     core->pages_per_attempt = kv_pages_for(options->context_tokens, options->page_tokens);
     const size_t n = options->attempts_max;
     bt_status status = BT_ERR_WORKER_MEMORY;
@@ -122,7 +128,9 @@ bt_status prefill_core_create(const prefill_core_options *options, prefill_core 
     if (core->attempts == NULL || core->page_lists == NULL) goto destroy;
     status = bt_id_map_init(&core->by_id, n);
     if (status == BT_OK) status = init_membership(core);
-    if (status == BT_OK) status = prefill_step_init(core);
+    if (status == BT_OK) status = prefill_batch_init(core);
+    if (status == BT_OK && options->has_prefix_cache)
+        status = prefix_cache_create(options->pages, options->page_tokens, &core->cache);
     if (status != BT_OK) goto destroy;
     options->compute->on_done = prefill_on_step_done;
     options->compute->context = core;
@@ -148,7 +156,8 @@ void prefill_core_destroy(prefill_core *core) {
         prefill_release(core, a, "end of the process");
     }
     membership_fini(&core->member);
-    prefill_step_fini(core);
+    prefill_batch_fini(core);
+    prefix_cache_destroy(core->cache);
     bt_id_map_fini(&core->by_id);
     bt_free(core->page_lists);
     bt_free(core->attempts);
@@ -231,6 +240,7 @@ static void expire(prefill_core *core, prefill_attempt *a, uint64_t now_us) {
 void prefill_core_tick(prefill_core *core) {
     const uint64_t now_us = prefill_now(core);
     membership_tick(&core->member);
+    core->changes++; /* whatever else a prompt may have waited for */
     /* The sender knows the same deadlines, but not what was waited for. */
     for (uint32_t i = 0; i < core->options.attempts_max; i++) {
         expire(core, &core->attempts[i], now_us);
@@ -251,12 +261,14 @@ void prefill_core_look(const prefill_core *core, prefill_view *view_out) {
     prefill_view view = {
         .session = core->member.session.state,
         .pages_total = pages.total,
-        .pages_free = pages.free,
+        .pages_free = prefill_pages_free(core),
+        .pages_cached = core->cache != NULL ? prefix_cache_count(core->cache).entries : 0,
         .pages_quarantined = pages.quarantined,
         .rows_total = membership_rows_total(&core->member),
         .rows_free = membership_rows_free(&core->member),
         .steps_total = core->steps_total,
         .tokens_total = core->tokens_total,
+        .cached_tokens_total = core->cached_tokens_total,
         .accepted_total = core->accepted_total,
         .refused_total = core->refused_total,
         .released_total = core->released_total,
@@ -274,25 +286,37 @@ void prefill_core_look(const prefill_core *core, prefill_view *view_out) {
     *view_out = view;
 }
 
+/* Everything that one attempt owns or holds; false when something is not as its state says. */
+static bool check_attempt(const prefill_core *core, const prefill_attempt *a) {
+    const bool is_free = a->state == PREFILL_FREE;
+    if (is_free) return a->page_count == 0 && !a->has_handoff && a->words.words == NULL;
+    if (bt_id_map_get(&core->by_id, proto_attempt_id(a->id)) != a) return false;
+    if (a->shared_count > a->page_count) return false;
+    for (uint32_t p = 0; p < a->shared_count; p++)
+        if (kv_pool_state(core->options.pages, a->pages[p]) != KV_PAGE_SHARED) return false;
+    for (uint32_t p = a->shared_count; p < a->page_count; p++)
+        if (kv_pool_owner(core->options.pages, a->pages[p]) != prefill_owner(a)) return false;
+    return true;
+}
+
 bool prefill_core_check(const prefill_core *core) {
-    uint32_t pages = 0;
+    uint32_t own_pages = 0;
     uint32_t attempts = 0;
+    uint32_t slots = 0;
+    uint64_t holds = 0;
     for (uint32_t i = 0; i < core->options.attempts_max; i++) {
         const prefill_attempt *a = &core->attempts[i];
-        const bool is_free = a->state == PREFILL_FREE;
-        if (is_free && (a->page_count != 0 || a->has_handoff || a->prompt != NULL)) return false;
-        if (!is_free && bt_id_map_get(&core->by_id, proto_attempt_id(a->id)) != a) return false;
-        attempts += !is_free;
-        pages += a->page_count;
-        for (uint32_t p = 0; p < a->page_count; p++) {
-            if (kv_pool_owner(core->options.pages, a->pages[p]) != prefill_owner(a)) return false;
-        }
+        if (!check_attempt(core, a)) return false;
+        attempts += a->state != PREFILL_FREE;
+        own_pages += a->page_count - a->shared_count;
+        holds += a->shared_count;
+        slots += a->has_handoff ? a->generation.samples : 0;
     }
     if (core->by_id.count != attempts) return false;
+    if (core->cache != NULL && !prefix_cache_check(core->cache)) return false;
+    if (core->cache != NULL) holds += prefix_cache_count(core->cache).entries;
     const kv_pool_counts counts = kv_pool_count(core->options.pages);
-    if (counts.owned + counts.quarantined != pages) return false;
-    /* Each handoff in hand has one row slot. */
-    const uint32_t slots = core->sender == NULL ? 0 : handoff_sender_active_count(core->sender);
+    if (counts.owned + counts.quarantined != own_pages || counts.holds != holds) return false;
     const uint32_t held =
         membership_rows_total(&core->member) - membership_rows_free(&core->member);
     return held == slots && kv_pool_check(core->options.pages);

@@ -4,9 +4,11 @@
  *
  * Nouns. An *attempt* is one try of one request; it has one owner record with everything it holds
  * (the prompt, KV pages, the sender's part of the handoff) and one release function. A *chunk* is
- * the part of a prompt that one step computes, so that a cancel takes effect between chunks.
- * Prompts are served first come, first served; one that finds no pages waits, and all behind it.
- * Pages stay pinned until decode's ack, or until no send reads them any more.
+ * the part of a prompt that one step computes, so that a cancel takes effect between chunks. A step
+ * packs chunks of several prompts under a budget of tokens (the rule is in prefill_step.c). Full
+ * pages stay in the *prefix cache* (prefix_cache.h) for later prompts that begin alike; a prompt
+ * that begins like one in work waits for those pages instead of computing them once more. Pages
+ * stay pinned until decode's ack, or until no send reads them any more.
  *
  * One thread (the event thread, or the simulator) makes all calls. The mover's progress calls into
  * the core by itself; call prefill_core_turn after it. ops are never called back into the core. */
@@ -29,14 +31,20 @@ typedef struct prefill_core prefill_core;
 
 enum {
     PREFILL_ATTEMPTS_MAX = 4096,
-    PREFILL_PROMPTS_PER_STEP = 1,        /* later: several prompts share a step */
-    PREFILL_STEP_US = 600 * 1000 * 1000, /* a step that takes longer is taken for hung */
+    PREFILL_PROMPTS_MAX = 256, /* of one step */
+    PREFILL_PROMPTS_DEFAULT = 8,
+    PREFILL_PASSES_MAX = 16,                   /* prompts that may pass one that finds no pages */
+    PREFILL_SCORE_BYTES_MAX = 8 * 1024 * 1024, /* prompt log-probabilities of one step */
+    PREFILL_STEP_US = 600 * 1000 * 1000,       /* a step that takes longer is taken for hung */
 };
 
 typedef struct prefill_core_ops {
     /* Sends on one connection; takes message->payload. What cannot be sent shows as
      * prefill_core_on_closed. */
     void (*send)(void *context, proto_lane lane, proto_message *message);
+    /* Whether the streams connection takes more; while it does not, prompts whose log-probabilities
+     * are asked for are not computed on. The owner calls prefill_core_turn when it does again. */
+    bool (*can_stream)(void *context);
     /* Dial the streams connection; prefill_core_on_open follows. */
     void (*open_streams)(void *context);
     /* Close both connections and dial control again with a pause. prefill_core_on_closed does not
@@ -58,7 +66,9 @@ typedef struct prefill_core_options {
     uint32_t page_tokens;
     uint32_t vocab_size;
     uint32_t context_tokens;
-    uint32_t chunk_tokens;   /* query tokens of one step */
+    uint32_t chunk_tokens; /* query tokens of one step, of all its prompts together */
+    uint32_t prompts_max;  /* of one step; 0 = PREFILL_PROMPTS_DEFAULT, 1: one after the other */
+    bool has_prefix_cache;
     uint32_t attempts_max;   /* in hand, 1 .. PREFILL_ATTEMPTS_MAX */
     uint64_t step_us;        /* 0 = PREFILL_STEP_US */
     size_t chunk_bytes_max;  /* of the handoff; 0 = its default */
@@ -89,15 +99,18 @@ typedef struct prefill_view {
     uint32_t attempts; /* in hand, whatever their state */
     uint32_t queued, computing, sending, quarantined;
     uint32_t queued_tokens; /* prompt tokens not yet computed */
-    uint32_t pages_total, pages_free, pages_quarantined;
+    uint32_t pages_total, pages_quarantined;
+    uint32_t pages_free;   /* cached ones that nobody uses included */
+    uint32_t pages_cached; /* of the prefix cache, used or not */
     uint32_t rows_total, rows_free;
-    uint64_t steps_total, tokens_total;
+    uint64_t steps_total, tokens_total, cached_tokens_total;
     uint64_t accepted_total, refused_total, released_total;
     bool is_step_running;
 } prefill_view;
 
 void prefill_core_look(const prefill_core *core, prefill_view *view_out);
-/* Recounts: every page that is taken belongs to exactly one attempt. */
+/* Recounts: every page that is taken belongs to one attempt, or is shared by those that hold it and
+ * the cache; every row slot belongs to a handoff in hand. */
 bool prefill_core_check(const prefill_core *core);
 
 #endif

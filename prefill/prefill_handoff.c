@@ -1,41 +1,13 @@
 /* From computed chunks to the handoff's sender, and what the sender says. */
+#include <assert.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/assert.h"
 #include "base/log.h"
 #include "prefill/prefill_internal.h"
-
-bt_status prefill_begin(prefill_core *core, prefill_attempt *a) {
-    const prefill_core_options *o = &core->options;
-    const uint32_t count = kv_pages_for(a->prompt_tokens, o->page_tokens);
-    bt_status status = kv_pool_acquire(o->pages, prefill_owner(a), count, a->pages);
-    if (status == BT_ERR_REQUEST_FULL) return status;
-    if (status == BT_OK) a->page_count = count;
-    if (status == BT_OK && a->generation.max_new_tokens > 0) {
-        const handoff_target target = {.attempt = a->id,
-                                       .peer = a->decode,
-                                       .sample_count = 1,
-                                       .slots = &a->slot,
-                                       .prompt_tokens = a->prompt_tokens,
-                                       .deadline_us = a->deadline_us};
-        status = handoff_sender_begin(core->sender, &target);
-        a->has_handoff = status == BT_OK;
-    }
-    if (status == BT_ERR_REQUEST_FULL) {
-        kv_pool_release(o->pages, prefill_owner(a), a->pages, a->page_count);
-        a->page_count = 0;
-        return status;
-    }
-    if (status != BT_OK) {
-        prefill_fail(core, a, status, "the handoff to decode worker %" PRIu32 " cannot begin: %s",
-                     a->decode.worker_id, bt_status_string(status));
-        return status;
-    }
-    prefill_set_state(core, a, PREFILL_COMPUTING, "pages acquired");
-    return BT_OK;
-}
 
 void prefill_send_pages(prefill_core *core, prefill_attempt *a) {
     if (!a->has_handoff) return;
@@ -51,56 +23,93 @@ void prefill_send_pages(prefill_core *core, prefill_attempt *a) {
     a->pages_sent = complete;
 }
 
-static bt_status send_rest(prefill_core *core, prefill_attempt *a, const sampler_row *row) {
+static_assert(sizeof(row_top) == sizeof(sampler_top) &&
+                  offsetof(row_top, id) == offsetof(sampler_top, id) &&
+                  offsetof(row_top, logprob) == offsetof(sampler_top, logprob),
+              "the sampler's pairs travel as they are");
+
+/* A row without a token has its status and nothing else. */
+static metadata_row metadata_of(const prefill_attempt *a, const sampler_row *row, uint32_t sample) {
+    const proto_generation *g = &a->generation;
+    metadata_row sent = {
+        .sample_index = sample,
+        .first_token = -1,
+        .status = row->status,
+        .cap_needed = row->cap_needed,
+        .cached_tokens = a->cached_tokens,
+        .mask_mode = g->mask_mode,
+        .has_first_logprob = g->wants_logprob,
+    };
+    if (row->status != SAMPLER_OK) return sent;
+    sent.first_token = row->token;
+    sent.first_logprob = row->token_logprob;
+    sent.support_count = row->support_count;
+    sent.selected_logprob = row->selected_logprob;
+    sent.support_ids = row->support_ids;
+    sent.support_logprobs = g->mask_mode == SAMPLER_MASK_SUPPORT ? row->support_logprobs : NULL;
+    sent.top_count = row->top_count;
+    sent.top = (const void *)row->top;
+    sent.id_logprob_count = g->logprob_id_count;
+    sent.id_logprobs = row->id_logprobs;
+    return sent;
+}
+
+static bt_status send_rest(prefill_core *core, prefill_attempt *a, const sampler_row *rows) {
     const uint32_t page_tokens = core->options.page_tokens;
     const uint32_t tail = a->prompt_tokens % page_tokens;
     compute *c = core->options.compute;
     if (tail != 0) c->ops->zero_tail(c, a->pages[a->page_count - 1], tail);
-    const bt_status status =
+    bt_status status =
         handoff_sender_pages(core->sender, a->id, a->pages_sent, a->page_count - a->pages_sent,
                              a->pages + a->pages_sent, true);
     if (status != BT_OK) return status;
     a->pages_sent = a->page_count;
-    const uint32_t mode = a->generation.mask_mode;
-    const metadata_row sent = {
-        .first_token = row->token,
-        .status = row->status,
-        .support_count = row->support_count,
-        .cap_needed = row->cap_needed,
-        .cached_tokens = a->cached_tokens,
-        .mask_mode = mode,
-        .has_first_logprob = a->generation.wants_logprob,
-        .first_logprob = row->token_logprob,
-        .selected_logprob = row->selected_logprob,
-        .support_ids = row->support_ids,
-        .support_logprobs = mode == SAMPLER_MASK_SUPPORT ? row->support_logprobs : NULL,
-    };
-    return handoff_sender_row(core->sender, a->id, &sent);
+    for (uint32_t i = 0; status == BT_OK && i < a->generation.samples; i++) {
+        const metadata_row row = metadata_of(a, &rows[i], i);
+        status = handoff_sender_row(core->sender, a->id, &row);
+    }
+    return status;
 }
 
-void prefill_send_row(prefill_core *core, prefill_attempt *a, const sampler_row *row) {
-    const uint32_t cap = membership_cap(&core->member);
-    char text[PROTO_TEXT_MAX] = "";
-    bt_status status = BT_OK;
-    if (row->status == SAMPLER_OVERFLOW) {
-        status = BT_ERR_REQUEST_OVERFLOW;
-        (void)snprintf(text, sizeof text,
+/* The status of the attempt: OK when one sample at least has its token. */
+static bt_status judge(const prefill_core *core, const prefill_attempt *a, const sampler_row *rows,
+                       uint32_t *cap_needed_out, char *text, size_t capacity) {
+    uint32_t ok = 0;
+    *cap_needed_out = 0;
+    for (uint32_t i = 0; i < a->generation.samples; i++) {
+        ok += rows[i].status == SAMPLER_OK;
+        if (rows[i].cap_needed > *cap_needed_out) *cap_needed_out = rows[i].cap_needed;
+    }
+    if (ok > 0) return BT_OK;
+    if (rows[0].status == SAMPLER_OVERFLOW) {
+        (void)snprintf(text, capacity,
                        "the sampling support of token 0 has %" PRIu32
                        " entries, more than sampling_mask_max_tokens %" PRIu32,
-                       row->cap_needed, cap);
-    } else if (row->status != SAMPLER_OK) {
-        status = BT_ERR_REQUEST_CAPTURE;
-        (void)snprintf(text, sizeof text, "the sampling capture of token 0 is inconsistent");
-    } else {
-        status = send_rest(core, a, row);
+                       rows[0].cap_needed, membership_cap(&core->member));
+        return BT_ERR_REQUEST_OVERFLOW;
+    }
+    (void)snprintf(text, capacity, "the sampling capture of token 0 is inconsistent");
+    return BT_ERR_REQUEST_CAPTURE;
+}
+
+void prefill_send_rows(prefill_core *core, prefill_attempt *a, const sampler_row *rows) {
+    char text[PROTO_TEXT_MAX] = "";
+    uint32_t cap_needed = 0;
+    bt_status status = judge(core, a, rows, &cap_needed, text, sizeof text);
+    if (status == BT_OK) {
+        prefill_cache_pages(core, a);
+        status = send_rest(core, a, rows);
         if (status != BT_OK) {
             (void)snprintf(text, sizeof text, "the row cannot be sent: %s",
                            bt_status_string(status));
         }
+    } else {
+        prefill_uncache_pages(core, a, status == BT_ERR_REQUEST_CAPTURE);
     }
-    prefill_send_done(core, a->id, status, a->cached_tokens, row->cap_needed, text);
+    prefill_send_done(core, a->id, status, a->cached_tokens, cap_needed, text);
     if (status == BT_OK) {
         prefill_set_state(core, a, PREFILL_SENDING, "computed");
+        prefill_free_words(a);
         return;
     }
     bt_log(bt_log_level_of(status), "prefill", "attempt " PREFILL_ID_FORMAT ": %s",

@@ -25,6 +25,13 @@ static bt_status check_run(prefill_core *core, const proto_run *run, bt_error *e
                        "%" PRIu32 " prompt tokens are more than the context of %" PRIu32,
                        run->prompt_tokens, o->context_tokens);
     }
+    const bool has_slots =
+        run->slot_count == (run->generation.max_new_tokens > 0 ? run->generation.samples : 0);
+    if (!has_slots) {
+        return bt_fail(error, BT_ERR_REQUEST_INVALID,
+                       "%" PRIu32 " row slots for %" PRIu32 " samples", run->slot_count,
+                       run->generation.samples);
+    }
     const uint32_t pages = kv_pages_for(run->prompt_tokens, o->page_tokens);
     const uint32_t total = kv_pool_count(o->pages).total;
     if (pages > total) {
@@ -34,6 +41,23 @@ static bt_status check_run(prefill_core *core, const proto_run *run, bt_error *e
                        run->prompt_tokens, pages, total);
     }
     return BT_OK;
+}
+
+/* What is kept for the prompt until it is computed; released with the attempt. */
+static bt_status allocate(prefill_core *core, prefill_attempt *a, const proto_run *run) {
+    const uint32_t full_pages = run->prompt_tokens / core->options.page_tokens;
+    bt_status status = attempt_words_init(&run->generation, run->prompt_tokens, &a->words);
+    if (status != BT_OK) return status;
+    if (run->slot_count > 0) {
+        a->slots = bt_calloc(run->slot_count, sizeof *a->slots);
+        if (a->slots == NULL) status = BT_ERR_WORKER_MEMORY;
+    }
+    if (core->cache != NULL && full_pages > 0) {
+        a->hashes = bt_calloc(full_pages, sizeof *a->hashes);
+        if (a->hashes == NULL) status = BT_ERR_WORKER_MEMORY;
+    }
+    if (status != BT_OK) prefill_free_words(a);
+    return status;
 }
 
 static bt_status create_attempt(prefill_core *core, const proto_run *run, prefill_attempt **out,
@@ -46,22 +70,20 @@ static bt_status create_attempt(prefill_core *core, const proto_run *run, prefil
         return bt_fail(error, BT_ERR_PEER_GONE, "decode worker %" PRIu32 " is not connected",
                        decode.worker_id);
     }
-    if (run->generation.mask_mode != SAMPLER_MASK_OFF && run->generation.max_new_tokens > 0) {
-        status = prefill_step_need_masks(core);
-        if (status != BT_OK) return bt_fail(error, status, "no memory for mask rows");
-    }
     prefill_attempt *a = prefill_take_free(core);
     if (a == NULL) {
         return bt_fail(error, BT_ERR_REQUEST_FULL, "%" PRIu32 " prompts are in hand already",
                        core->options.attempts_max);
     }
-    a->prompt = bt_calloc(run->prompt_tokens, sizeof *a->prompt);
-    if (a->prompt == NULL) return bt_fail(error, BT_ERR_REQUEST_FULL, "no memory for the prompt");
+    if (allocate(core, a, run) != BT_OK)
+        return bt_fail(error, BT_ERR_REQUEST_FULL, "no memory for the prompt");
     a->id = run->attempt;
     a->generation = run->generation;
     a->decode = decode;
-    if (run->slot_count > 0)
-        a->slot = (row_slot){.index = run->slots[0].index, .generation = run->slots[0].generation};
+    for (uint32_t i = 0; i < run->slot_count; i++) {
+        a->slots[i] =
+            (row_slot){.index = run->slots[i].index, .generation = run->slots[i].generation};
+    }
     a->prompt_tokens = run->prompt_tokens;
     a->deadline_us = prefill_now(core) + (uint64_t)run->deadline_ms * 1000u;
     prefill_set_state(core, a, PREFILL_ASSEMBLING, "run");
@@ -69,36 +91,36 @@ static bt_status create_attempt(prefill_core *core, const proto_run *run, prefil
     return BT_OK;
 }
 
-/* Appends a frame's ids; false when the attempt failed over them. */
-static bool append_tokens(prefill_core *core, prefill_attempt *a, const proto_run *run,
-                          const void *payload, size_t payload_bytes) {
-    const size_t count = payload_bytes / sizeof(int32_t);
-    if (a->state != PREFILL_ASSEMBLING || run->prompt_tokens != a->prompt_tokens ||
-        run->first_word != a->received_tokens) {
-        prefill_fail(core, a, BT_ERR_REQUEST_DUPLICATE,
-                     "a part of the prompt from token %" PRIu32 " does not follow %" PRIu32
-                     " tokens of %" PRIu32,
-                     run->first_word, a->received_tokens, a->prompt_tokens);
-        return false;
+/* Appends a frame's words; false when the attempt failed over them. */
+static bool append_words(prefill_core *core, prefill_attempt *a, const proto_run *run,
+                         const void *payload, size_t payload_bytes) {
+    bt_error error = {0};
+    bt_status status = BT_OK;
+    if (a->state != PREFILL_ASSEMBLING || run->prompt_tokens != a->prompt_tokens) {
+        status = bt_fail(&error, BT_ERR_REQUEST_DUPLICATE,
+                         "a part of a prompt of %" PRIu32 " tokens from word %" PRIu32
+                         " is not the next of one of %" PRIu32,
+                         run->prompt_tokens, run->first_word, a->prompt_tokens);
+    } else {
+        status = attempt_words_add(&a->words, run->first_word, payload, payload_bytes,
+                                   core->options.vocab_size, &error);
     }
-    if (count == 0 || payload_bytes % sizeof(int32_t) != 0 ||
-        count > a->prompt_tokens - a->received_tokens) {
-        prefill_fail(core, a, BT_ERR_REQUEST_INVALID,
-                     "%zu bytes are no part of a prompt of %" PRIu32 " tokens", payload_bytes,
-                     a->prompt_tokens);
-        return false;
+    if (status == BT_OK) return true;
+    prefill_fail(core, a, status, "%s", error.text);
+    return false;
+}
+
+/* The names of its full pages, by which the cache finds them. */
+static void name_pages(const prefill_core *core, prefill_attempt *a) {
+    if (a->hashes == NULL) return;
+    const uint32_t page_tokens = core->options.page_tokens;
+    const int32_t *prompt = attempt_words_prompt(&a->words);
+    block_hash hash = block_hash_root(core->weights_version, a->generation.cache_salt);
+    for (uint32_t i = 0; i < a->prompt_tokens / page_tokens; i++) {
+        hash = block_hash_extend(hash, prompt + (size_t)i * page_tokens, page_tokens);
+        a->hashes[i] = hash;
     }
-    int32_t *to = a->prompt + a->received_tokens;
-    memcpy(to, payload, payload_bytes);
-    for (size_t i = 0; i < count; i++) {
-        if (to[i] >= 0 && (uint32_t)to[i] < core->options.vocab_size) continue;
-        prefill_fail(core, a, BT_ERR_REQUEST_INVALID,
-                     "prompt token %zu is %" PRId32 ", outside the vocabulary of %" PRIu32,
-                     a->received_tokens + i, to[i], core->options.vocab_size);
-        return false;
-    }
-    a->received_tokens += (uint32_t)count;
-    return true;
+    a->may_cache = true;
 }
 
 void prefill_on_run(prefill_core *core, const proto_run *run, const void *payload,
@@ -119,9 +141,9 @@ void prefill_on_run(prefill_core *core, const proto_run *run, const void *payloa
         core->accepted_total++;
     }
     if (a->state == PREFILL_LEAVING || a->state == PREFILL_QUARANTINE) return; /* ended already */
-    if (!append_tokens(core, a, run, payload, payload_bytes)) return;
-    if (a->received_tokens < a->prompt_tokens) return;
-    a->order = core->next_order++;
+    if (!append_words(core, a, run, payload, payload_bytes)) return;
+    if (!attempt_words_are_complete(&a->words)) return;
+    name_pages(core, a);
     prefill_set_state(core, a, PREFILL_QUEUED, "prompt complete");
 }
 

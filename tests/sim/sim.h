@@ -41,6 +41,8 @@ typedef struct sim_scenario {
     uint32_t page_tokens, page_bytes;
     uint32_t prefill_pages, decode_pages;
     uint32_t sequences_max, attempts_max, chunk_tokens, context_tokens;
+    uint32_t prompts_max; /* of one step of prefill */
+    bool has_prefix_cache;
     uint32_t cap, support_max;
     record_checksum checksum;
     size_t chunk_bytes_max, part_bytes;

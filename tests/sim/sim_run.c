@@ -32,6 +32,8 @@ void sim_scenario_calm(uint64_t seed, sim_scenario *out) {
         .attempts_max = 16,
         .chunk_tokens = 48,
         .context_tokens = 512,
+        .prompts_max = 4,
+        .has_prefix_cache = true,
         .cap = 64,
         .support_max = 40,
         .checksum = RECORD_CHECKSUM_FULL,
@@ -115,6 +117,8 @@ void sim_scenario_wild(uint64_t seed, sim_scenario *out) {
     roll_sizes(&d, out);
     roll_times(&d, out);
     roll_faults(&d, out);
+    out->prompts_max = (uint32_t)roll(&d, 1, 6);
+    out->has_prefix_cache = roll(&d, 0, 3) != 0;
 }
 
 /* ---- faults ---------------------------------------------------------------------------------- */

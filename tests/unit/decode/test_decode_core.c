@@ -126,7 +126,9 @@ static void memory_for_masks_is_made_when_one_is_asked_for(void **state) {
         world_settle(w);
         const uint32_t cap = mode == SAMPLER_MASK_OFF ? 0 : w->options.cap;
         assert_int_equal(w->decode.decode->step.support_cap, cap);
-        assert_int_equal(w->prefill.prefill->step.support_cap, cap);
+        const prefill_array *arrays = w->prefill.prefill->step.arrays;
+        assert_int_equal(arrays[PREFILL_SUPPORT_IDS].capacity, cap * sizeof(int32_t));
+        assert_int_equal(arrays[PREFILL_SUPPORT_LOGPROBS].capacity, 0);
     }
     world_expect_empty(w);
     world_destroy(w);

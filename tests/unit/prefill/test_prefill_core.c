@@ -117,7 +117,7 @@ static void what_nobody_owns_is_noticed(void **state) {
     world_destroy(w);
 }
 
-static void first_come_first_served_also_when_pages_are_short(void **state) {
+static void who_finds_no_pages_waits_and_is_passed_by_what_fits(void **state) {
     (void)state;
     world *w = world_create(&(world_options){.prefill_pages = 8});
     world_register(w);
@@ -127,18 +127,18 @@ static void first_come_first_served_also_when_pages_are_short(void **state) {
     const proto_attempt large = world_start(w, 100, &g, UINT64_MAX);
     const proto_attempt small = world_start(w, 16, &g, UINT64_MAX);
     world_settle(w);
+    expect_done(w, small, BT_OK, "");
     expect_done(w, first, BT_OK, "");
     expect_no_done(w);
     prefill_view view = world_prefill_view(w);
-    assert_int_equal(view.sending, 1);
-    assert_int_equal(view.queued, 2); /* the small one would fit, but it is not its turn */
-    assert_int_equal(view.pages_free, 3);
-    assert_int_equal(view.queued_tokens, 116);
+    assert_int_equal(view.sending, 2);
+    assert_int_equal(view.queued, 1);
+    assert_int_equal(view.pages_free, 2);
+    assert_int_equal(view.queued_tokens, 100);
     assert_false(view.is_step_running);
     w->is_network_held = false;
     world_settle(w);
     expect_done(w, large, BT_OK, "");
-    expect_done(w, small, BT_OK, "");
     world_expect_empty(w);
     world_destroy(w);
 }
@@ -259,11 +259,11 @@ static void bad_prompts_are_refused_by_name(void **state) {
     ids[7] = WORLD_VOCAB;
     proto_run run = make_run(w, 20);
     say_run(w, &run, ids, sizeof ids);
-    expect_done(w, run.attempt, BT_ERR_REQUEST_INVALID, "prompt token 7 is 5000");
+    expect_done(w, run.attempt, BT_ERR_REQUEST_INVALID, "prompt token 5000 is outside");
     ids[7] = -1;
     run = make_run(w, 20);
     say_run(w, &run, ids, sizeof ids);
-    expect_done(w, run.attempt, BT_ERR_REQUEST_INVALID, "prompt token 7 is -1");
+    expect_done(w, run.attempt, BT_ERR_REQUEST_INVALID, "prompt token -1 is outside");
     run = make_run(w, 20);
     say_run(w, &run, w->prompt, 21 * 4);
     expect_done(w, run.attempt, BT_ERR_REQUEST_INVALID, "84 bytes");
@@ -285,13 +285,13 @@ static void parts_that_do_not_follow_end_the_attempt(void **state) {
     say_run(w, &run, w->prompt, 40);
     run.first_word = 11;
     say_run(w, &run, w->prompt, 36);
-    expect_done(w, run.attempt, BT_ERR_REQUEST_DUPLICATE, "from token 11");
+    expect_done(w, run.attempt, BT_ERR_REQUEST_DUPLICATE, "from word 11");
     run = make_run(w, 20);
     say_run(w, &run, w->prompt, 40);
     run.first_word = 10;
     run.prompt_tokens = 21;
     say_run(w, &run, w->prompt, 40);
-    expect_done(w, run.attempt, BT_ERR_REQUEST_DUPLICATE, "from token 10");
+    expect_done(w, run.attempt, BT_ERR_REQUEST_DUPLICATE, "from word 10");
     /* The same prompt once more, while it is computed. */
     w->prefill.is_compute_held = true;
     const proto_generation g = world_generation(5, SAMPLER_MASK_OFF);
@@ -299,7 +299,7 @@ static void parts_that_do_not_follow_end_the_attempt(void **state) {
     run = make_run(w, 40);
     run.attempt = a;
     say_run(w, &run, w->prompt, 160);
-    expect_done(w, a, BT_ERR_REQUEST_DUPLICATE, "from token 0");
+    expect_done(w, a, BT_ERR_REQUEST_DUPLICATE, "from word 0");
     say_run(w, &run, w->prompt, 160); /* it is leaving: no more is said */
     expect_no_done(w);
     w->prefill.is_compute_held = false;
@@ -574,8 +574,10 @@ static void pongs_tell_the_queue(void **state) {
     proto_message pong;
     assert_true(world_take(&w->prefill, PROTO_PONG, &pong));
     assert_int_equal(pong.ping.sequence, 9);
+    /* The first had a step of its own; the second has begun with the next one. */
     assert_int_equal(pong.ping.queued_tokens, 100 - 32 + 40);
-    assert_int_equal(pong.ping.pages_free, 64 - 7);
+    assert_int_equal(pong.ping.pages_free, 64 - 7 - 3);
+    assert_int_equal(pong.ping.sequences_running, 2);
     w->prefill.is_compute_held = false;
     world_settle(w);
     world_expect_empty(w);
@@ -588,7 +590,7 @@ int main(void) {
         cmocka_unit_test(the_tail_of_the_last_page_is_zero),
         cmocka_unit_test(without_new_tokens_nothing_is_handed_over),
         cmocka_unit_test(what_nobody_owns_is_noticed),
-        cmocka_unit_test(first_come_first_served_also_when_pages_are_short),
+        cmocka_unit_test(who_finds_no_pages_waits_and_is_passed_by_what_fits),
         cmocka_unit_test(overflow_is_the_clients_and_costs_nobody_else),
         cmocka_unit_test(a_broken_capture_is_reported),
         cmocka_unit_test(bad_runs_are_refused_by_name),

@@ -141,8 +141,11 @@ static void create_prefill(world *w) {
         .context_tokens = w->options.context_tokens,
         .chunk_tokens = w->options.chunk_tokens,
         .attempts_max = w->options.attempts_max,
+        .prompts_max = w->options.prompts_max,
+        .has_prefix_cache = w->options.has_prefix_cache,
         .chunk_bytes_max = w->options.chunk_bytes_max,
         .ops = {.send = on_send,
+                .can_stream = on_can_stream,
                 .open_streams = on_open_streams,
                 .hang_up = on_hang_up,
                 .on_refused = on_refused,
@@ -165,6 +168,7 @@ world *world_create(const world_options *options) {
     set_default(&o->chunk_tokens, 32);
     set_default(&o->page_tokens, 16);
     set_default(&o->context_tokens, 1024);
+    set_default(&o->prompts_max, 4);
     set_default(&o->cap, 8);
     set_default(&o->support_max, 8);
     set_default(&o->page_bytes, 16 * 32);
@@ -400,19 +404,19 @@ void world_run(world *w, proto_attempt attempt, const proto_reservation *slot,
     const bool is_handed_over = generation->max_new_tokens > 0;
     for (uint32_t at = 0; at < prompt_tokens; at += frame_tokens) {
         const uint32_t left = prompt_tokens - at;
-        const proto_message message = {
+        proto_message message = {
             .kind = PROTO_RUN,
             .run = {.attempt = attempt,
                     .decode_worker_id = is_handed_over ? w->decode.worker_id : 0,
                     .decode_incarnation = is_handed_over ? w->decode.incarnation : 0,
-                    .slot_count = is_handed_over ? 1 : 0,
-                    .slots = {slot->slots[0]},
+                    .slot_count = is_handed_over ? slot->slot_count : 0,
                     .prompt_tokens = prompt_tokens,
                     .first_word = at,
                     .deadline_ms = 5000,
                     .generation = *generation},
             .payload = w->prompt + at,
             .payload_bytes = (left < frame_tokens ? left : frame_tokens) * sizeof(int32_t)};
+        memcpy(message.run.slots, slot->slots, sizeof message.run.slots);
         world_say(w, &w->prefill, PROTO_LANE_STREAMS, &message);
     }
 }

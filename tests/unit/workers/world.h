@@ -34,6 +34,8 @@ typedef struct world_options {
     uint32_t page_bytes;
     uint32_t prefill_vocab; /* of what prefill draws; decode keeps WORLD_VOCAB */
     size_t chunk_bytes_max;
+    uint32_t prompts_max; /* of one step of prefill */
+    bool has_prefix_cache;
 } world_options;
 
 typedef struct world_sent {

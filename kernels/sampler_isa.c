@@ -1,8 +1,12 @@
 /* Which compiled form of the sampler's loops this CPU runs. */
+#include <string.h>
+
 #include "kernels/sampler_internal.h"
 
 extern const sampler_loops sampler_loops_portable;
-#if defined(__x86_64__)
+#if defined(__aarch64__)
+extern const sampler_loops sampler_loops_neon;
+#elif defined(__x86_64__)
 extern const sampler_loops sampler_loops_avx2;
 extern const sampler_loops sampler_loops_avx512;
 
@@ -17,7 +21,9 @@ static bool has_avx512(void) {
 #endif
 
 const sampler_loops *sampler_loops_find(const char *isa) {
-#if defined(__x86_64__)
+#if defined(__aarch64__)
+    if (isa == NULL || strcmp(isa, "neon") == 0) return &sampler_loops_neon;
+#elif defined(__x86_64__)
     if (has_avx512() && (isa == NULL || strcmp(isa, "avx512") == 0)) return &sampler_loops_avx512;
     if (has_avx2() && (isa == NULL || strcmp(isa, "avx2") == 0)) return &sampler_loops_avx2;
 #endif

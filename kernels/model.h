@@ -99,7 +99,12 @@ typedef enum model_weights {
 
 typedef struct model_load_options {
     model_weights weights;
-    uint32_t threads; /* that read and pack; 0 = 1 */
+    uint32_t threads; /* that read, pack and verify; 0 = 1 */
+    /* A folder of packed weights (kernels/model/model_cache.h) that is looked into first and filled
+     * afterwards, so that the workers of a machine map the same memory; NULL: none. Trouble with it
+     * is logged and otherwise changes nothing. */
+    const char *cache_folder;
+    uint64_t cache_bytes_max; /* of the folder; those not used for longest are removed */
 } model_load_options;
 
 /* Loads a GGUF file or an HF folder (config.json, model.safetensors), packed once. What is not
@@ -107,6 +112,9 @@ typedef struct model_load_options {
  * options: bf16, one thread. Blocking; returns owned. */
 BT_MUST_CHECK bt_status model_load(const char *path, const model_load_options *options, model **out,
                                    bt_error *error);
+/* Where packed weights are kept for this user: $XDG_CACHE_HOME/baton or ~/.cache/baton. False when
+ * neither variable is an absolute path. */
+BT_MUST_CHECK bool model_load_default_cache(char *out, size_t capacity);
 void model_destroy(model *m);
 const model_card *model_get_card(const model *m);
 /* The KV page layout of this model at a page size and dtype. */

@@ -31,7 +31,12 @@
 
 enum { PACK_PANEL_COLUMNS = 64, PACK_ALIGN_BYTES = 128, PACK_BLOCK = 32 };
 
-/* In the cache of packed weights by number: append only. */
+/* Changes whenever the bytes of packed weights change; part of the key of
+ * kernels/model/model_cache.h.
+ */
+enum { PACK_VERSION = 1 };
+
+/* Part of fingerprints by number: append only. */
 typedef enum pack_format {
     PACK_BF16,
     PACK_INT8,

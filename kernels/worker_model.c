@@ -2,6 +2,7 @@
 #include "kernels/worker_model.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/system.h"
@@ -10,9 +11,15 @@
 bt_status worker_model_load(worker_model *w, const worker_model_source *source, bt_error *error) {
     w->component = source->component;
     bt_log_info(w->component, "loading %s", source->path);
-    const model_load_options options = {.weights = source->weights,
-                                        .threads = source->threads != 0 ? source->threads
-                                                                        : bt_system_cpu_count()};
+    char folder[4096];
+    model_load_options options = {.weights = source->weights,
+                                  .threads = source->threads != 0 ? source->threads
+                                                                  : bt_system_cpu_count(),
+                                  .cache_folder = source->weights_cache,
+                                  .cache_bytes_max = source->weights_cache_bytes};
+    if (strcmp(source->weights_cache, "off") == 0) options.cache_folder = NULL;
+    if (strcmp(source->weights_cache, "auto") == 0)
+        options.cache_folder = model_load_default_cache(folder, sizeof folder) ? folder : NULL;
     const bt_status status = model_load(source->path, &options, &w->model, error);
     if (status != BT_OK) return status;
     w->kv = model_kv_layout(w->model, source->page_tokens, source->dtype);

@@ -24,7 +24,9 @@ typedef struct worker_model_source {
     uint32_t page_tokens; /* 16, 32 or 64 */
     kv_dtype dtype;
     model_weights weights;
-    uint32_t threads; /* that pack; 0 = one per CPU */
+    uint32_t threads;          /* that pack; 0 = one per CPU */
+    const char *weights_cache; /* a folder, "auto" for the user's, "off" */
+    uint64_t weights_cache_bytes;
 } worker_model_source;
 
 typedef struct worker_model_limits {

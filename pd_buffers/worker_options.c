@@ -49,6 +49,18 @@ static const bt_option rows_before[] = {
              "is and makes the rest bf16; bf16; int8 (a scale per output); native also keeps Q4_0 "
              "and Q4_1.",
      .offset = offsetof(worker_settings, weights)},
+    {.name = "weights-cache",
+     .type = BT_OPTION_STRING,
+     .default_text = "auto",
+     .value_name = "DIR",
+     .help = "Folder of packed weights that the workers of this machine share; auto is "
+             "$XDG_CACHE_HOME/baton or ~/.cache/baton, off none.",
+     .offset = offsetof(worker_settings, weights_cache)},
+    {.name = "weights-cache-bytes",
+     .type = BT_OPTION_BYTES,
+     .default_text = "32GiB",
+     .help = "What the folder may hold; packed weights not used for longest are removed.",
+     .offset = offsetof(worker_settings, weights_cache_bytes)},
     {.name = "kv-pages",
      .type = BT_OPTION_U32,
      .default_text = "0",

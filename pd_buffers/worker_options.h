@@ -15,12 +15,12 @@
 
 /* Strings belong to the worker_options that wrote them. */
 typedef struct worker_settings {
-    const char *router, *model, *host, *ucx_tls, *ucx_net_devices, *ucx_port_range;
+    const char *router, *model, *weights_cache, *host, *ucx_tls, *ucx_net_devices, *ucx_port_range;
     bool ucx_allow_all_devices;
     uint32_t threads, kv_pages, page_tokens, kv_dtype; /* kv_dtype's numbers: bf16, f32 */
     uint32_t weights; /* model_weights's numbers: auto, bf16, int8, native */
     uint32_t sampling_mask_max_tokens, kv_checksum, log_level;
-    uint64_t kv_bytes;
+    uint64_t kv_bytes, weights_cache_bytes;
 } worker_settings;
 
 /* What a role adds. Offsets of its rows are in the struct that begins with worker_settings. */

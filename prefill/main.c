@@ -54,7 +54,9 @@ static bt_status load(void *worker, worker_facts *facts_out, bt_error *error) {
                                         .page_tokens = w->settings.page_tokens,
                                         .dtype = (kv_dtype)w->settings.kv_dtype,
                                         .weights = (model_weights)w->settings.weights,
-                                        .threads = w->settings.threads};
+                                        .threads = w->settings.threads,
+                                        .weights_cache = w->settings.weights_cache,
+                                        .weights_cache_bytes = w->settings.weights_cache_bytes};
     const bt_status status = worker_model_load(&w->model, &source, error);
     if (status != BT_OK) return status;
     const model_card *card = model_get_card(w->model.model);

@@ -3,14 +3,21 @@
  * they were computed from, and then for every piece of model_pieces its format and the SHA-256 of
  * its rows as they are packed; so a GGUF file and an HF folder of the same weights, kept in the
  * same form, have the same one, and pieces are hashed by several threads. */
+#include <inttypes.h>
 #include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "kernels/host/memory.h"
 #include "kernels/math.h"
+#include "kernels/model/model_cache.h"
 #include "kernels/model/model_file.h"
+#include "kernels/model/model_identity.h"
 #include "kernels/model/model_internal.h"
 #include "kernels/model/model_rope.h"
 
@@ -22,6 +29,11 @@ typedef struct loader {
     model_piece *pieces;
     uint8_t (*digests)[DIGEST_BYTES]; /* [pieces] */
     uint32_t piece_count;
+    const char *path;
+    const model_load_options *options;
+    model_cache *cache; /* NULL: without */
+    model_cache_entry entry;
+    model_identity identity; /* before the file was opened */
 } loader;
 
 static bt_status hash_bytes(EVP_MD_CTX *hash, const void *bytes, size_t count, bt_error *error) {
@@ -65,25 +77,40 @@ static bt_status hash_geometry(EVP_MD_CTX *hash, const model_geometry *g, bt_err
     return status;
 }
 
-static bt_status hash_all(EVP_MD_CTX *hash, const loader *l, bt_error *error) {
-    if (EVP_DigestInit_ex(hash, EVP_sha256(), NULL) != 1)
-        return bt_fail(error, BT_ERR_WORKER_INTERNAL, "SHA-256 is not available");
+typedef bt_status (*hash_part)(EVP_MD_CTX *hash, const loader *l, bt_error *error);
+
+static bt_status hash_fingerprint(EVP_MD_CTX *hash, const loader *l, bt_error *error) {
     bt_status status = hash_geometry(hash, &l->m->card.geometry, error);
     for (uint32_t i = 0; i < l->piece_count && status == BT_OK; i++) {
         status = hash_number(hash, (uint64_t)l->pieces[i].format, error);
         if (status == BT_OK) status = hash_bytes(hash, l->digests[i], DIGEST_BYTES, error);
     }
-    if (status != BT_OK) return status;
-    unsigned int bytes = 0;
-    if (EVP_DigestFinal_ex(hash, l->m->card.fingerprint, &bytes) != 1 || bytes != DIGEST_BYTES)
-        return bt_fail(error, BT_ERR_WORKER_INTERNAL, "SHA-256 failed");
-    return BT_OK;
+    return status;
 }
 
-static bt_status set_fingerprint(const loader *l, bt_error *error) {
+/* Everything that decides the bytes of the arena: the files, and what is made of them. */
+static bt_status hash_key(EVP_MD_CTX *hash, const loader *l, bt_error *error) {
+    bt_status status = hash_bytes(hash, l->identity.digest, sizeof l->identity.digest, error);
+    if (status == BT_OK) status = hash_number(hash, PACK_VERSION, error);
+    if (status == BT_OK) status = hash_number(hash, l->m->arena_bytes, error);
+    if (status == BT_OK) status = hash_geometry(hash, &l->m->card.geometry, error);
+    for (uint32_t i = 0; i < l->piece_count && status == BT_OK; i++)
+        status = hash_number(hash, (uint64_t)l->pieces[i].format, error);
+    return status;
+}
+
+/* SHA-256 of what `part` gives. */
+static bt_status digest(const loader *l, hash_part part, uint8_t out[DIGEST_BYTES],
+                        bt_error *error) {
     EVP_MD_CTX *hash = EVP_MD_CTX_new();
     if (hash == NULL) return bt_fail(error, BT_ERR_WORKER_MEMORY, "out of memory");
-    const bt_status status = hash_all(hash, l, error);
+    bt_status status = BT_OK;
+    unsigned int bytes = 0;
+    if (EVP_DigestInit_ex(hash, EVP_sha256(), NULL) != 1)
+        status = bt_fail(error, BT_ERR_WORKER_INTERNAL, "SHA-256 is not available");
+    if (status == BT_OK) status = part(hash, l, error);
+    if (status == BT_OK && (EVP_DigestFinal_ex(hash, out, &bytes) != 1 || bytes != DIGEST_BYTES))
+        status = bt_fail(error, BT_ERR_WORKER_INTERNAL, "SHA-256 failed");
     EVP_MD_CTX_free(hash);
     return status;
 }
@@ -130,43 +157,153 @@ static bt_status create_digests(loader *l, bt_error *error) {
 }
 
 /* Packs into private memory. */
-static bt_status pack(loader *l, const model_source *source, uint32_t threads, bt_error *error) {
+static bt_status pack(loader *l, const model_source *source, bt_error *error) {
     uint8_t *arena = host_memory_map(l->m->arena_bytes);
     if (arena == NULL) return bt_fail(error, BT_ERR_WORKER_MEMORY, "out of memory for the weights");
     model_place(l->m, arena, l->m->arena_bytes, arena);
-    bt_status status = create_digests(l, error);
-    if (status == BT_OK) status = model_pack(l->m, source, threads, error);
-    if (status == BT_OK) status = set_fingerprint(l, error);
+    bt_status status = model_pack(l->m, source, l->options->threads, error);
+    if (status == BT_OK) status = digest(l, hash_fingerprint, l->m->card.fingerprint, error);
     return status;
 }
 
-static bt_status load(const model_file *file, const model_load_options *options, model **out,
-                      bt_error *error) {
-    loader l = {.file = file};
-    const model_source source = {.card = model_file_card(file),
+/* ---- the cache of packed weights */
+
+/* Whether the files are still those that the key is about. */
+static bool is_same_source(const loader *l) {
+    model_identity now;
+    return model_identity_read(l->path, &now) &&
+           memcmp(now.digest, l->identity.digest, sizeof now.digest) == 0;
+}
+
+/* Copies a body that is mapped in small pages, letting go of what is copied. */
+static uint8_t *copy_body(const uint8_t *body, size_t bytes) {
+    const size_t step = (size_t)4 << 20;
+    uint8_t *copy = host_memory_map(bytes);
+    for (size_t at = 0; copy != NULL && at < bytes; at += step) {
+        const size_t part = bytes - at < step ? bytes - at : step;
+        memcpy(copy + at, body + at, part);
+        host_memory_release(body + at, part);
+    }
+    return copy;
+}
+
+/* Small pages make every step slower (kernels/README.md), so a copy is better where there is no
+ * other way. */
+static uint8_t *on_huge_pages(const loader *l, uint8_t *body) {
+    const size_t bytes = l->m->arena_bytes;
+    if (host_memory_is_on_huge_pages(body, bytes)) return body;
+    uint8_t *copy = copy_body(body, bytes);
+    if (copy == NULL) return body;
+    host_memory_unmap(body, bytes);
+    bt_log_info("weights",
+                "%s cannot be mapped on huge pages, so the weights are copied and not "
+                "shared; a folder in /dev/shm can, on Linux 6.1 and later",
+                l->options->cache_folder);
+    return copy;
+}
+
+static bool place_cached(loader *l) {
+    const bt_clock clock = bt_clock_system();
+    const uint64_t start_us = bt_clock_now_us(&clock);
+    uint8_t *body;
+    if (!model_cache_find(l->cache, &l->entry, l->options->threads, &body)) return false;
+    if (!is_same_source(l)) {
+        host_memory_unmap(body, l->m->arena_bytes);
+        return false;
+    }
+    body = on_huge_pages(l, body);
+    model_place(l->m, body, l->m->arena_bytes, body);
+    memcpy(l->m->card.fingerprint, l->entry.fingerprint, sizeof l->m->card.fingerprint);
+    bt_log_info("weights", "packed weights found in %s and verified in %" PRIu64 " ms",
+                l->options->cache_folder, (bt_clock_now_us(&clock) - start_us) / 1000);
+    return true;
+}
+
+/* Gives the packed arena to other workers, and takes the file in its place where that costs
+ * nothing. */
+static void share(loader *l) {
+    const size_t bytes = l->m->arena_bytes;
+    if (!l->identity.is_settled || !is_same_source(l)) return;
+    memcpy(l->entry.fingerprint, l->m->card.fingerprint, sizeof l->entry.fingerprint);
+    if (!model_cache_store(l->cache, &l->entry, l->m->arena, l->options->cache_bytes_max)) return;
+    uint8_t *body;
+    if (!model_cache_map_stored(l->cache, &l->entry, &body)) return;
+    if (host_memory_is_on_huge_pages(body, bytes))
+        model_place(l->m, body, bytes, body);
+    else
+        host_memory_unmap(body, bytes);
+}
+
+/* How long another worker may take to pack, before this one does so itself: a minute, and what 20
+ * MB/s take. */
+static uint64_t wait_ms(size_t bytes) {
+    return 60000 + bytes / 20000;
+}
+
+static bt_status load_shared(loader *l, const model_source *source, bt_error *error) {
+    const bt_status status = digest(l, hash_key, l->entry.key, error);
+    if (status != BT_OK) return status;
+    l->entry.body_bytes = l->m->arena_bytes;
+    if (place_cached(l)) return BT_OK;
+    const bool is_held = model_cache_hold(l->cache, &l->entry, wait_ms(l->m->arena_bytes));
+    if (is_held && place_cached(l)) return BT_OK; /* another one was quicker */
+    const bt_status packed = pack(l, source, error);
+    if (packed == BT_OK && is_held) share(l);
+    return packed;
+}
+
+static void open_cache(loader *l) {
+    if (l->options->cache_folder == NULL) return;
+    if (!model_identity_read(l->path, &l->identity)) return;
+    if (!model_cache_open(l->options->cache_folder, &l->cache)) l->cache = NULL;
+}
+
+static bt_status load(loader *l, model **out, bt_error *error) {
+    const model_source source = {.card = model_file_card(l->file),
                                  .stored_format = stored_format,
                                  .read = read_bf16,
                                  .read_stored = read_stored,
                                  .on_piece = on_piece,
-                                 .context = &l};
-    bt_status status = model_plan(&source, options->weights, &l.m, error);
-    if (status == BT_OK) status = pack(&l, &source, options->threads, error);
+                                 .context = l};
+    bt_status status = model_plan(&source, l->options->weights, &l->m, error);
+    if (status == BT_OK) status = create_digests(l, error);
     if (status == BT_OK)
-        *out = l.m;
+        status = l->cache == NULL ? pack(l, &source, error) : load_shared(l, &source, error);
+    if (status == BT_OK)
+        *out = l->m;
     else
-        model_destroy(l.m);
-    bt_free(l.digests);
-    bt_free(l.pieces);
+        model_destroy(l->m);
+    bt_free(l->digests);
+    bt_free(l->pieces);
     return status;
+}
+
+bool model_load_default_cache(char *out, size_t capacity) {
+    const char *base = getenv("XDG_CACHE_HOME");
+    const char *middle = "";
+    if (base == NULL || base[0] != '/') {
+        base = getenv("HOME");
+        middle = "/.cache";
+    }
+    if (base == NULL || base[0] != '/') return false;
+    const int length = snprintf(out, capacity, "%s%s/baton", base, middle);
+    return length > 0 && (size_t)length < capacity;
 }
 
 bt_status model_load(const char *path, const model_load_options *options, model **out,
                      bt_error *error) {
     static const model_load_options plain = {.weights = MODEL_WEIGHTS_BF16};
+    model_load_options used = options == NULL ? plain : *options;
+    if (used.threads == 0) used.threads = 1;
+    loader l = {.path = path, .options = &used};
     model_file *file;
+    open_cache(&l);
     bt_status status = model_file_open(path, &file, error);
-    if (status != BT_OK) return status;
-    status = load(file, options == NULL ? &plain : options, out, error);
-    model_file_close(file);
+    if (status == BT_OK) {
+        l.file = file;
+        status = load(&l, out, error);
+        model_file_close(file);
+    }
+    model_cache_close(l.cache);
     return status;
 }

@@ -112,8 +112,8 @@ typedef struct model_load_options {
  * options: bf16, one thread. Blocking; returns owned. */
 BT_MUST_CHECK bt_status model_load(const char *path, const model_load_options *options, model **out,
                                    bt_error *error);
-/* Where packed weights are kept for this user: $XDG_CACHE_HOME/baton or ~/.cache/baton. False when
- * neither variable is an absolute path. */
+/* Where packed weights are kept for this user: $XDG_CACHE_HOME/baton/weights or
+ * ~/.cache/baton/weights. False when neither variable is an absolute path. */
 BT_MUST_CHECK bool model_load_default_cache(char *out, size_t capacity);
 void model_destroy(model *m);
 const model_card *model_get_card(const model *m);

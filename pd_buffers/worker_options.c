@@ -54,7 +54,7 @@ static const bt_option rows_before[] = {
      .default_text = "auto",
      .value_name = "DIR",
      .help = "Folder of packed weights that the workers of this machine share; auto is "
-             "$XDG_CACHE_HOME/baton or ~/.cache/baton, off none.",
+             "$XDG_CACHE_HOME/baton/weights or ~/.cache/baton/weights, off none.",
      .offset = offsetof(worker_settings, weights_cache)},
     {.name = "weights-cache-bytes",
      .type = BT_OPTION_BYTES,

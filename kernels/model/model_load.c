@@ -286,7 +286,7 @@ bool model_load_default_cache(char *out, size_t capacity) {
         middle = "/.cache";
     }
     if (base == NULL || base[0] != '/') return false;
-    const int length = snprintf(out, capacity, "%s%s/baton", base, middle);
+    const int length = snprintf(out, capacity, "%s%s/baton/weights", base, middle);
     return length > 0 && (size_t)length < capacity;
 }
 

@@ -22,6 +22,7 @@ import traceback
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("BATON_BIN", ROOT / "build" / "bin"))
 TEST_BIN = pathlib.Path(os.environ.get("BATON_TEST_BIN", ROOT / "build" / "tests"))
+os.environ.setdefault("BT_WEIGHTS_CACHE", "off")
 DEMO_MODEL = os.environ.get("BATON_DEMO_MODEL", "")
 
 _cases = []

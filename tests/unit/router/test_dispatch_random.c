@@ -14,13 +14,15 @@
 #include "base/mem.h"
 #include "dispatch_fixture.h"
 
-enum { SEEDS = 300, STEPS = 1000, WORKERS = 6, LIVE_MAX = 16 };
+enum { SEEDS = 300, STEPS = 1000, WORKERS = 6, LIVE_MAX = 16, SAMPLES_MAX = 3, ROW_BYTES = 28 };
 
 typedef struct stream_state {
     proto_attempt attempt;
-    uint32_t decode_id;
-    uint64_t offset;
-    uint32_t rows;
+    uint32_t decode_id, prefill_id;
+    uint32_t samples, has_logprob;
+    uint32_t prompt_tokens, next_position; /* of log-probabilities; 0: none are asked for */
+    uint64_t offset[SAMPLES_MAX];
+    uint32_t rows[SAMPLES_MAX];
 } stream_state;
 
 typedef struct history {
@@ -31,12 +33,14 @@ typedef struct history {
     stream_state streams[LIVE_MAX]; /* attempts that RUN was seen of, at random slots */
     uint64_t next_request, next_incarnation;
     uint64_t submitted;
+    uint32_t samples[FAKE_ENDS_MAX]; /* of request i; 0: it was refused */
 } history;
 
 /* What happened over all histories: a test in which nothing happens proves nothing. */
 typedef struct tally {
     uint64_t submitted, ok, cancelled, late_deadline, no_worker, peer;
-    uint64_t retries, late, protocol_errors, rows;
+    uint64_t retries, late, protocol_errors, rows, logprobs;
+    uint64_t mixed; /* requests whose samples did not all end alike */
 } tally;
 
 static tally total;
@@ -89,9 +93,16 @@ static bt_status some_status(history *h) {
     return all[chance(h, sizeof all / sizeof all[0])];
 }
 
-static void remember(history *h, const proto_run *run) {
-    h->streams[chance(h, LIVE_MAX)] =
-        (stream_state){.attempt = run->attempt, .decode_id = run->decode_worker_id};
+static void remember(history *h, const proto_run *run, uint32_t prefill_id) {
+    stream_state *s = &h->streams[chance(h, LIVE_MAX)];
+    *s = (stream_state){.attempt = run->attempt,
+                        .decode_id = run->decode_worker_id,
+                        .prefill_id = prefill_id,
+                        .samples = run->generation.samples,
+                        .has_logprob = run->generation.wants_logprob,
+                        .prompt_tokens = run->prompt_tokens};
+    if (run->generation.wants_prompt_logprobs)
+        s->next_position = run->generation.prompt_logprobs_from + 1;
 }
 
 /* The decode that has it, but for a few liars. */
@@ -124,9 +135,15 @@ static void react(history *h, const fake_sent *sent) {
         fake_say(h->n, w->control, &reply);
     } else if (m->kind == PROTO_RESERVE) {
         const bt_status status = chance(h, 3) == 0 ? some_status(h) : BT_OK;
-        fake_reserve_reply(h->n, w, m->reserve.attempt, status);
+        const uint32_t right = m->reserve.generation.samples;
+        const uint32_t samples = chance(h, 40) == 0 ? 1 + chance(h, 4) : right;
+        if (status == BT_OK) {
+            fake_reserve_samples(h->n, w, m->reserve.attempt, samples);
+        } else {
+            fake_reserve_reply(h->n, w, m->reserve.attempt, status);
+        }
     } else if (m->kind == PROTO_RUN) {
-        if (m->run.decode_worker_id != 0) remember(h, &m->run);
+        remember(h, &m->run, w->id);
         if (chance(h, 4) != 0) {
             fake_done(h->n, w, m->run.attempt, chance(h, 5) == 0 ? some_status(h) : BT_OK);
         }
@@ -147,26 +164,51 @@ static void react_to_some(history *h) {
     }
 }
 
+/* The prefill that has it says what comes next, or sometimes what does not. */
+static void score_some(history *h, stream_state *s) {
+    if (s->next_position == 0 || s->next_position >= s->prompt_tokens) return;
+    for (int i = 0; i < WORKERS / 2; i++) {
+        const fake_worker *w = &h->workers[i];
+        if (!h->is_up[i] || w->id != s->prefill_id || fake_is_closed(h->n, w->streams)) continue;
+        const uint32_t left = s->prompt_tokens - s->next_position;
+        const uint32_t count = chance(h, 2) == 0 ? left : 1 + chance(h, left);
+        const uint32_t first = s->next_position + (chance(h, 40) == 0 ? 1 : 0);
+        s->next_position += count;
+        fake_logprobs(h->n, w, s->attempt, first, count);
+        return;
+    }
+}
+
 /* A chunk of a random attempt from a random decode: right, late or a lie. */
 static void stream_some(history *h) {
     stream_state *s = &h->streams[chance(h, LIVE_MAX)];
+    if (s->attempt.counter == 0) return;
+    if (chance(h, 3) == 0) score_some(h, s);
     const int i = streaming_decode(h, s);
     const fake_worker *w = &h->workers[i];
-    uint8_t bytes[4 * 24];
-    if (s->attempt.counter == 0 || !h->is_up[i] || fake_is_closed(h->n, w->streams)) return;
+    uint8_t bytes[4 * ROW_BYTES];
+    if (s->decode_id == 0 || !h->is_up[i] || fake_is_closed(h->n, w->streams)) return;
+    const uint32_t index = chance(h, s->samples);
     const uint32_t count = chance(h, 4);
-    size_t used = fake_rows(bytes, chance(h, FAKE_VOCAB - 8), count);
-    if (chance(h, 20) == 0 && used > 0) used -= 1 + chance(h, 20);
-    const uint64_t offset = chance(h, 30) == 0 ? s->offset + 4 : s->offset;
-    const bool ends = chance(h, 4) == 0 || used == 0;
-    if (ends && chance(h, 4) == 0) {
-        fake_chunk_error(h->n, w, s->attempt, some_status(h), s->rows, "random");
-        return;
+    size_t used = 0;
+    for (uint32_t k = 0; k < count; k++, used += ROW_BYTES) {
+        const token_row row = {.token = (int32_t)chance(h, FAKE_VOCAB),
+                               .has_logprob = s->has_logprob};
+        row_record_encode(&row, bytes + used);
     }
-    fake_chunk(h->n, w, s->attempt, offset, bytes, used,
-               ends ? PROTO_FINISH_LENGTH : PROTO_FINISH_NONE, s->rows + count);
-    s->offset += used;
-    s->rows += count;
+    if (chance(h, 30) == 0 && used > 0) used -= 1 + chance(h, 20);
+    const uint64_t offset = chance(h, 40) == 0 ? s->offset[index] + 4 : s->offset[index];
+    const bool ends = chance(h, 4) == 0 || used == 0;
+    h->n->sample = chance(h, 60) == 0 ? SAMPLES_MAX : index;
+    if (ends && chance(h, 4) == 0) {
+        fake_chunk_error(h->n, w, s->attempt, some_status(h), s->rows[index], "random");
+    } else {
+        fake_chunk(h->n, w, s->attempt, offset, bytes, used,
+                   ends ? PROTO_FINISH_LENGTH : PROTO_FINISH_NONE, s->rows[index] + count);
+        s->offset[index] += used;
+        s->rows[index] += count;
+    }
+    h->n->sample = 0;
 }
 
 static void submit_some(history *h) {
@@ -175,8 +217,16 @@ static void submit_some(history *h) {
     const uint64_t id = h->next_request++;
     fake_request(id, 1 + chance(h, 200), chance(h, 60), &request);
     request.is_credited = chance(h, 2) == 0;
+    if (chance(h, 2) == 0) request.generation.samples = 1 + chance(h, SAMPLES_MAX);
+    request.generation.wants_logprob = chance(h, 2);
+    if (request.generation.wants_logprob && chance(h, 2) == 0) {
+        request.generation.wants_prompt_logprobs = 1;
+        request.generation.prompt_logprobs_from = chance(h, request.prompt_tokens);
+    }
     request.timeout_ms = chance(h, 4) == 0 ? 1 + chance(h, 3000) : 0;
-    if (dispatch_submit(h->n->d, &request, h->n->now_us, &error) == BT_OK) h->submitted++;
+    if (dispatch_submit(h->n->d, &request, h->n->now_us, &error) != BT_OK) return;
+    h->submitted++;
+    h->samples[id % FAKE_ENDS_MAX] = request.generation.samples;
 }
 
 static void say_capacity(history *h) {
@@ -190,7 +240,7 @@ static void say_capacity(history *h) {
 
 static void step(history *h) {
     const int i = (int)chance(h, WORKERS);
-    switch (chance(h, 16)) {
+    switch (chance(h, 18)) {
     case 0:
         if (h->is_up[i]) {
             if (chance(h, 8) == 0) take_down(h, i);
@@ -204,8 +254,12 @@ static void step(history *h) {
         dispatch_cancel(h->n->d, 1 + chance(h, (uint32_t)h->next_request), h->n->now_us);
         return;
     case 4:
-        dispatch_grant(h->n->d, 1 + chance(h, (uint32_t)h->next_request), 0, chance(h, 1 << 18),
-                       h->n->now_us);
+        dispatch_grant(h->n->d, 1 + chance(h, (uint32_t)h->next_request), chance(h, SAMPLES_MAX),
+                       chance(h, 1 << 18), h->n->now_us);
+        return;
+    case 11:
+        dispatch_cancel_sample(h->n->d, 1 + chance(h, (uint32_t)h->next_request),
+                               chance(h, SAMPLES_MAX), h->n->now_us);
         return;
     case 5: fake_tick(h->n, chance(h, 200)); return;
     case 6: say_capacity(h); return;
@@ -232,6 +286,18 @@ static void check_workers_idle(const history *h) {
         assert_int_equal(workers[i].attempts, 0);
 }
 
+/* Ends of the samples of one request follow each other or not; each is told once (the fixture
+ * asserts that), and none is missing. */
+static void check_sample_ends(const history *h) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < h->n->end_count; i++) {
+        const uint64_t id = h->n->ends[i].request;
+        for (uint32_t k = 0; k < h->samples[id % FAKE_ENDS_MAX]; k++, count++)
+            (void)fake_sample_end_of(h->n, id, k, true);
+    }
+    assert_int_equal(count, h->n->sample_end_count);
+}
+
 /* Nobody answers any more: time alone must end everything. */
 static void run_dry(history *h) {
     for (int i = 0; i < 700; i++) {
@@ -241,6 +307,15 @@ static void run_dry(history *h) {
     check_counts(h);
     check_workers_idle(h);
     assert_int_equal(h->n->end_count, h->submitted);
+    check_sample_ends(h);
+}
+
+static void count_mixed(const history *h) {
+    for (uint32_t i = 0; i < h->n->sample_end_count; i++) {
+        const fake_sample_end *e = &h->n->sample_ends[i];
+        const dispatch_end *whole = fake_end_of(h->n, e->request, true);
+        total.mixed += e->end.status != whole->status ? 1 : 0;
+    }
 }
 
 static void count_ends(const history *h) {
@@ -251,6 +326,8 @@ static void count_ends(const history *h) {
     total.late += view.late_total;
     total.protocol_errors += view.protocol_errors_total;
     total.rows += h->n->rows_count;
+    total.logprobs += h->n->positions_calls;
+    count_mixed(h);
     for (uint32_t i = 0; i < h->n->end_count; i++) {
         const bt_status status = h->n->ends[i].end.status;
         total.ok += status == BT_OK ? 1 : 0;
@@ -289,10 +366,10 @@ static void every_history_ends_well(void **state) {
         print_message("seed %llu\n", (unsigned long long)seed);
         run_seed(seed);
     }
-    const uint64_t seen[] = {total.submitted,      total.ok,        total.cancelled,
-                             total.late_deadline,  total.no_worker, total.peer,
-                             total.retries,        total.late,      total.rows,
-                             total.protocol_errors};
+    const uint64_t seen[] = {total.submitted,       total.ok,        total.cancelled,
+                             total.late_deadline,   total.no_worker, total.peer,
+                             total.retries,         total.late,      total.rows,
+                             total.protocol_errors, total.logprobs,  total.mixed};
     for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
         print_message("%llu ", (unsigned long long)seen[i]);
         if (only_seed == 0) assert_true(seen[i] > 100);

@@ -134,6 +134,54 @@ static void what_is_not_expected_is_refused(void **state) {
     assert_int_equal(push_broken(20, CAP + 1, first), BT_ERR_PEER_PROTOCOL); /* above the cap */
 }
 
+/* One plain row with that many log-probabilities besides, the last top one of id `last`. */
+static bt_status push_wide(const row_expectation *wanted, uint32_t tops, uint32_t ids,
+                           int32_t last) {
+    row_top top[8];
+    const float logprobs[8] = {-1.0f};
+    row_assembler assembler;
+    row_batch batch;
+    for (int32_t i = 0; i < 8; i++)
+        top[i] = (row_top){.id = i, .logprob = -1.0f};
+    if (tops > 0) top[tops - 1].id = last;
+    const token_row row = {.token = 1,
+                           .has_logprob = 1,
+                           .top_count = tops,
+                           .top = top,
+                           .id_logprob_count = ids,
+                           .id_logprobs = logprobs};
+    row_record_encode(&row, payload);
+    row_assembler_init(&assembler, wanted);
+    const size_t bytes = row_record_bytes(token_row_widths(&row));
+    const bt_status status = row_assembler_push(&assembler, payload, bytes, &batch);
+    if (status == BT_OK) assert_int_equal(batch.bytes, bytes);
+    row_assembler_fini(&assembler);
+    return status;
+}
+
+static void log_probabilities_are_as_many_as_asked_for(void **state) {
+    (void)state;
+    row_expectation wanted = {
+        .cap = CAP, .has_logprob = 1, .vocab_size = 100, .top_count = 5, .id_logprob_count = 2};
+    assert_int_equal(push_wide(&wanted, 5, 2, 99), BT_OK);
+    assert_int_equal(push_wide(&wanted, 4, 2, 0), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(push_wide(&wanted, 6, 2, 0), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(push_wide(&wanted, 0, 2, 0), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(push_wide(&wanted, 5, 1, 0), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(push_wide(&wanted, 5, 3, 0), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(push_wide(&wanted, 5, 2, 100), BT_ERR_PEER_PROTOCOL); /* no such token */
+    assert_int_equal(push_wide(&wanted, 5, 2, -1), BT_ERR_PEER_PROTOCOL);
+    wanted.vocab_size = 4; /* there are no more */
+    assert_int_equal(push_wide(&wanted, 4, 2, 3), BT_OK);
+    assert_int_equal(push_wide(&wanted, 3, 2, 0), BT_ERR_PEER_PROTOCOL);
+    wanted.vocab_size = 0; /* not known */
+    assert_int_equal(push_wide(&wanted, 5, 2, 1 << 20), BT_OK);
+    assert_int_equal(push_wide(&wanted, 4, 2, 0), BT_ERR_PEER_PROTOCOL);
+    wanted.top_count = wanted.id_logprob_count = 0;
+    assert_int_equal(push_wide(&wanted, 1, 0, 0), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(push_wide(&wanted, 0, 1, 0), BT_ERR_PEER_PROTOCOL);
+}
+
 /* A whole frame behind the largest unfinished record still fits, and memory is given back. */
 static void memory_is_bounded(void **state) {
     (void)state;
@@ -171,6 +219,7 @@ int main(void) {
         cmocka_unit_test(every_split_gives_the_same_rows),
         cmocka_unit_test(single_bytes_give_the_same_rows),
         cmocka_unit_test(what_is_not_expected_is_refused),
+        cmocka_unit_test(log_probabilities_are_as_many_as_asked_for),
         cmocka_unit_test(memory_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

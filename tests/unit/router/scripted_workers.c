@@ -21,14 +21,28 @@
 #include "proto/row.h"
 #include "proto/row_stream.h"
 
-enum { ATTEMPTS_MAX = 512, PAGES = 100000, PAYLOAD_MAX = 64 * 1024, SUPPORT_MAX = 8 };
+enum {
+    ATTEMPTS_MAX = 512,
+    PAGES = 100000,
+    PAYLOAD_MAX = 64 * 1024,
+    SUPPORT_MAX = 8,
+    SCORES_PER_FRAME = 500,
+};
+
+typedef struct script_sample {
+    bool is_open;
+    uint64_t credit, offset;
+    uint32_t rows;
+} script_sample;
 
 typedef struct script_attempt {
     proto_attempt attempt;
     proto_generation generation;
-    bool is_open, is_running;
-    uint64_t credit, offset;
-    uint32_t rows;
+    uint32_t prompt_tokens;
+    bool is_open, is_computed;
+    uint32_t words; /* of the prompt that decode has */
+    uint32_t open_samples;
+    script_sample samples[PROTO_SAMPLES_MAX];
 } script_attempt;
 
 typedef struct script_link {
@@ -63,17 +77,25 @@ static void say(scripted_workers *w, proto_role role, proto_lane lane, proto_mes
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static size_t put_row(const script_attempt *a, uint8_t *out) {
+static size_t put_row(const script_attempt *a, uint32_t index, uint8_t *out) {
     int32_t ids[SUPPORT_MAX];
     float logprobs[SUPPORT_MAX];
+    row_top top[PROTO_TOP_LOGPROBS_MAX];
+    float asked[PROTO_LOGPROB_IDS_MAX];
     const proto_generation *g = &a->generation;
     uint32_t count = g->mask_mode == ROW_MASK_OFF ? 0
                      : g->top_k < SUPPORT_MAX     ? g->top_k
                                                   : SUPPORT_MAX;
-    int32_t token = 97 + (int32_t)(a->rows % 26);
+    int32_t token = 97 + (int32_t)((a->samples[index].rows + index) % 26);
     for (uint32_t i = 0; i < count; i++) {
         ids[i] = token + (int32_t)i;
         logprobs[i] = -(float)(i + 1);
+    }
+    for (uint32_t i = 0; i < g->top_logprobs; i++) {
+        top[i] = (row_top){.id = token + (int32_t)i, .logprob = -2.0f - (float)i};
+    }
+    for (uint32_t i = 0; i < g->logprob_id_count; i++) {
+        asked[i] = -10.0f - (float)i;
     }
     const token_row row = {.token = token,
                            .mask_mode = g->mask_mode,
@@ -82,9 +104,13 @@ static size_t put_row(const script_attempt *a, uint8_t *out) {
                            .selected_logprob = -1.0f,
                            .support_count = count,
                            .support_ids = ids,
-                           .support_logprobs = g->mask_mode == ROW_MASK_SUPPORT ? logprobs : NULL};
+                           .support_logprobs = g->mask_mode == ROW_MASK_SUPPORT ? logprobs : NULL,
+                           .top_count = g->top_logprobs,
+                           .top = top,
+                           .id_logprob_count = g->logprob_id_count,
+                           .id_logprobs = asked};
     row_record_encode(&row, out);
-    return row_record_bytes((row_widths){.mask_mode = g->mask_mode, .support_count = count});
+    return row_record_bytes(token_row_widths(&row));
 }
 
 static void close_attempt(scripted_workers *w, script_attempt *a, bool is_cancelled) {
@@ -95,52 +121,77 @@ static void close_attempt(scripted_workers *w, script_attempt *a, bool is_cancel
     pthread_mutex_unlock(&w->mutex);
 }
 
-static void send_chunk(scripted_workers *w, script_attempt *a, uint8_t *payload, size_t bytes,
-                       proto_finish finish, bt_status status) {
+static void close_sample(scripted_workers *w, script_attempt *a, uint32_t index) {
+    if (!a->samples[index].is_open) return;
+    a->samples[index].is_open = false;
+    if (--a->open_samples == 0) close_attempt(w, a, false);
+}
+
+static void send_chunk(scripted_workers *w, script_attempt *a, uint32_t index, uint8_t *payload,
+                       size_t bytes, proto_finish finish, bt_status status) {
+    script_sample *s = &a->samples[index];
     proto_message message = {.kind = PROTO_CHUNK, .payload = payload, .payload_bytes = bytes};
     message.chunk.attempt = a->attempt;
-    message.chunk.offset = a->offset;
+    message.chunk.sample = index;
+    message.chunk.offset = s->offset;
     message.chunk.finish = finish;
     message.chunk.status = status;
-    message.chunk.rows_total = finish != PROTO_FINISH_NONE ? a->rows : 0;
-    a->offset += bytes;
-    if (a->credit != UINT64_MAX) a->credit -= bytes;
+    message.chunk.rows_total = finish != PROTO_FINISH_NONE ? s->rows : 0;
+    s->offset += bytes;
+    if (s->credit != UINT64_MAX) s->credit -= bytes;
     pthread_mutex_lock(&w->mutex);
     w->counts.row_bytes += bytes;
     pthread_mutex_unlock(&w->mutex);
     say(w, PROTO_ROLE_DECODE, PROTO_LANE_STREAMS, &message);
-    if (finish != PROTO_FINISH_NONE) close_attempt(w, a, false);
+    if (finish != PROTO_FINISH_NONE) close_sample(w, a, index);
 }
 
-/* Sends rows for as long as there is credit. */
-static void pump(scripted_workers *w, script_attempt *a) {
+/* Rows as far as payload and credit go. */
+static size_t fill(script_attempt *a, uint32_t index, uint32_t total, uint8_t *payload) {
+    static _Alignas(16) uint8_t record[64 * 1024];
+    script_sample *s = &a->samples[index];
+    size_t bytes = 0;
+    while (s->rows < total) {
+        size_t more = put_row(a, index, record);
+        if (bytes + more > PAYLOAD_MAX || bytes + more > s->credit) break;
+        memcpy(payload + bytes, record, more);
+        bytes += more;
+        s->rows++;
+    }
+    return bytes;
+}
+
+/* Sends rows of one sample for as long as there is credit. */
+static void pump_sample(scripted_workers *w, script_attempt *a, uint32_t index) {
+    script_sample *s = &a->samples[index];
     bool breaks = a->generation.seed == SCRIPT_BREAKS;
-    uint32_t total = breaks ? 2 : a->generation.max_new_tokens;
-    while (a->is_open && a->is_running) {
+    bool is_wide = a->generation.seed == SCRIPT_OVERFLOWS_ONE && index == 1;
+    uint32_t total = is_wide ? 0 : breaks ? 2 : a->generation.max_new_tokens;
+    while (s->is_open) {
         uint8_t *payload = bt_malloc(PAYLOAD_MAX);
-        size_t bytes = 0;
         assert_non_null(payload);
-        while (a->rows < total) {
-            uint8_t record[ROW_RECORD_HEADER_BYTES + 8 * SUPPORT_MAX];
-            size_t more = put_row(a, record);
-            if (bytes + more > PAYLOAD_MAX || bytes + more > a->credit) break;
-            memcpy(payload + bytes, record, more);
-            bytes += more;
-            a->rows++;
-        }
-        bool is_last = a->rows == total;
-        if (bytes == 0 && !is_last) {
-            bt_free(payload);
-            return;
-        }
-        proto_finish finish = !is_last ? PROTO_FINISH_NONE
-                              : breaks ? PROTO_FINISH_ERROR
-                                       : PROTO_FINISH_LENGTH;
+        size_t bytes = fill(a, index, total, payload);
+        bool is_last = s->rows == total;
         if (bytes == 0) {
             bt_free(payload);
             payload = NULL;
+            if (!is_last) return;
         }
-        send_chunk(w, a, payload, bytes, finish, breaks ? BT_ERR_REQUEST_CAPTURE : BT_OK);
+        bt_status status = is_wide  ? BT_ERR_REQUEST_OVERFLOW
+                           : breaks ? BT_ERR_REQUEST_CAPTURE
+                                    : BT_OK;
+        proto_finish finish = !is_last          ? PROTO_FINISH_NONE
+                              : status == BT_OK ? PROTO_FINISH_LENGTH
+                                                : PROTO_FINISH_ERROR;
+        send_chunk(w, a, index, payload, bytes, finish, is_last ? status : BT_OK);
+    }
+}
+
+static void pump(scripted_workers *w, script_attempt *a) {
+    if (!a->is_computed || a->words < proto_words(&a->generation, a->prompt_tokens)) return;
+    /* The last first: nobody may count on an order of samples. */
+    for (uint32_t i = a->generation.samples; a->is_open && i-- > 0;) {
+        pump_sample(w, a, i);
     }
 }
 
@@ -162,43 +213,105 @@ static void on_reserve(scripted_workers *w, const proto_reserve *reserve) {
     }
     *a = (script_attempt){.attempt = reserve->attempt,
                           .generation = reserve->generation,
-                          .is_open = true,
-                          .credit = reserve->credit_bytes};
+                          .prompt_tokens = reserve->prompt_tokens,
+                          .open_samples = reserve->generation.samples,
+                          .is_open = true};
+    for (uint32_t i = 0; i < reserve->generation.samples; i++) {
+        a->samples[i] = (script_sample){.is_open = true, .credit = reserve->credit_bytes};
+    }
     pthread_mutex_lock(&w->mutex);
     w->counts.attempts++;
     w->counts.open++;
     pthread_mutex_unlock(&w->mutex);
     proto_message reply = {.kind = PROTO_RESERVATION};
     reply.reservation.attempt = reserve->attempt;
-    reply.reservation.slot_count = 1;
-    reply.reservation.slots[0].index = (uint32_t)(a - w->attempts);
-    reply.reservation.slots[0].generation = 1;
+    reply.reservation.slot_count = reserve->generation.samples;
+    for (uint32_t i = 0; i < reserve->generation.samples; i++) {
+        const uint32_t index = (uint32_t)(a - w->attempts) * PROTO_SAMPLES_MAX + i;
+        reply.reservation.slots[i] = (proto_slot){.index = index, .generation = 1};
+    }
     say(w, PROTO_ROLE_DECODE, PROTO_LANE_CONTROL, &reply);
+}
+
+/* The log-probability of the token at position p is -p, its top ones are -p - 1, ... */
+static void send_prompt_logprobs(scripted_workers *w, const proto_run *run, uint32_t first,
+                                 uint32_t count) {
+    const size_t entry = proto_prompt_logprob_bytes(&run->generation) / sizeof(float);
+    float *floats = bt_calloc(count * entry, sizeof(float));
+    assert_non_null(floats);
+    for (uint32_t i = 0; i < count; i++) {
+        for (size_t k = 0; k < entry; k++) {
+            floats[i * entry + k] = -(float)(first + i + k);
+        }
+        for (uint32_t k = 0; k < run->generation.top_logprobs; k++) {
+            const row_top top = {.id = (int32_t)k, .logprob = -(float)(first + i + k + 1)};
+            memcpy(floats + i * entry + 1 + 2 * k, &top, sizeof(top));
+        }
+    }
+    proto_message message = {.kind = PROTO_PROMPT_LOGPROBS,
+                             .payload = floats,
+                             .payload_bytes = count * entry * sizeof(float)};
+    message.prompt_logprobs =
+        (proto_prompt_logprobs){.attempt = run->attempt, .first_position = first, .count = count};
+    say(w, PROTO_ROLE_PREFILL, PROTO_LANE_STREAMS, &message);
+}
+
+static void score(scripted_workers *w, const proto_run *run) {
+    if (!run->generation.wants_prompt_logprobs) return;
+    uint32_t position = run->generation.prompt_logprobs_from + 1;
+    while (position < run->prompt_tokens) {
+        uint32_t left = run->prompt_tokens - position;
+        uint32_t count = left < SCORES_PER_FRAME ? left : SCORES_PER_FRAME;
+        send_prompt_logprobs(w, run, position, count);
+        position += count;
+    }
 }
 
 static void on_run(scripted_workers *w, const proto_run *run, size_t payload_bytes) {
     proto_message done = {.kind = PROTO_PREFILL_DONE};
-    if (run->first_word + payload_bytes / sizeof(int32_t) < run->prompt_tokens) return;
+    const uint32_t words = proto_words(&run->generation, run->prompt_tokens);
+    if (run->first_word + payload_bytes / sizeof(int32_t) < words) return;
     if (run->generation.seed == SCRIPT_HANGS) return;
     bool overflows = run->generation.seed == SCRIPT_OVERFLOWS;
+    if (!overflows) score(w, run);
     done.prefill_done.attempt = run->attempt;
     done.prefill_done.status = overflows ? BT_ERR_REQUEST_OVERFLOW : BT_OK;
     say(w, PROTO_ROLE_PREFILL, PROTO_LANE_CONTROL, &done);
     script_attempt *a = find(w, run->attempt);
     if (a == NULL || overflows) return;
-    a->is_running = true;
+    a->is_computed = true;
     pump(w, a);
 }
 
-static void on_cancel(scripted_workers *w, proto_attempt attempt) {
-    script_attempt *a = find(w, attempt);
-    if (a != NULL) close_attempt(w, a, true);
+static void on_prompt(scripted_workers *w, const proto_prompt *prompt, size_t payload_bytes) {
+    script_attempt *a = find(w, prompt->attempt);
+    if (a == NULL) return;
+    assert_int_equal(prompt->first_word, a->words);
+    a->words += (uint32_t)(payload_bytes / sizeof(int32_t));
+    pump(w, a);
+}
+
+static void on_cancel(scripted_workers *w, const proto_cancel *cancel) {
+    script_attempt *a = find(w, cancel->attempt);
+    if (a == NULL) return;
+    if (cancel->sample == PROTO_ALL_SAMPLES) {
+        close_attempt(w, a, true);
+        return;
+    }
+    pthread_mutex_lock(&w->mutex);
+    w->counts.cancelled_samples += a->samples[cancel->sample].is_open;
+    pthread_mutex_unlock(&w->mutex);
+    close_sample(w, a, cancel->sample);
 }
 
 static void on_credit(scripted_workers *w, const proto_credit *credit) {
     script_attempt *a = find(w, credit->attempt);
     if (a == NULL) return;
-    a->credit += credit->bytes;
+    pthread_mutex_lock(&w->mutex);
+    w->counts.credits++;
+    pthread_mutex_unlock(&w->mutex);
+    if (!a->samples[credit->sample].is_open) return;
+    a->samples[credit->sample].credit += credit->bytes;
     pump(w, a);
 }
 
@@ -273,7 +386,8 @@ static void on_message(void *context, proto_link *link, const proto_message *mes
     case PROTO_PING: on_ping(w, l->role, &message->ping); break;
     case PROTO_RESERVE: on_reserve(w, &message->reserve); break;
     case PROTO_RUN: on_run(w, &message->run, message->payload_bytes); break;
-    case PROTO_CANCEL: on_cancel(w, message->cancel.attempt); break;
+    case PROTO_PROMPT: on_prompt(w, &message->prompt, message->payload_bytes); break;
+    case PROTO_CANCEL: on_cancel(w, &message->cancel); break;
     case PROTO_CREDIT: on_credit(w, &message->credit); break;
     case PROTO_HELLO:
     case PROTO_READY:
@@ -283,7 +397,6 @@ static void on_message(void *context, proto_link *link, const proto_message *mes
     case PROTO_RESERVATION:
     case PROTO_PREFILL_DONE:
     case PROTO_CHUNK:
-    case PROTO_PROMPT:
     case PROTO_PROMPT_LOGPROBS:
     case PROTO_CAPACITY: break;
     }

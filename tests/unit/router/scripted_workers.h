@@ -1,10 +1,14 @@
 /* One prefill and one decode worker that speak the real protocol over real sockets and compute
  * nothing: what they do is a function of the request's seed. They live on a thread of their own.
  *
- *   any other seed   max_new_tokens rows at once, within the credit: token 97 + i % 26, a support
- * of min(top_k, 8) ids from the token on, log-probabilities -(i + 1) SCRIPT_HANGS     nothing until
- * it is cancelled SCRIPT_OVERFLOWS prefill finds a support that is larger than the cap
- *   SCRIPT_BREAKS    two rows, then an error of the capture */
+ *   any other seed        max_new_tokens rows of each sample at once, within its credit: token
+ *                         97 + (row + sample) % 26, a support of min(top_k, 8) ids from the token
+ *                         on with log-probabilities -(i + 1), top ones -2 - i, asked ones -10 - i;
+ *                         of a prompt's token at position p the log-probability -p
+ *   SCRIPT_HANGS          nothing until it is cancelled
+ *   SCRIPT_OVERFLOWS      prefill finds a support that is larger than the cap
+ *   SCRIPT_BREAKS         two rows, then an error of the capture
+ *   SCRIPT_OVERFLOWS_ONE  sample 1 has no token: its support is larger than the cap */
 #ifndef BT_TESTS_UNIT_ROUTER_SCRIPTED_WORKERS_H
 #define BT_TESTS_UNIT_ROUTER_SCRIPTED_WORKERS_H
 
@@ -14,6 +18,7 @@ enum {
     SCRIPT_HANGS = 1000,
     SCRIPT_OVERFLOWS = 1001,
     SCRIPT_BREAKS = 1002,
+    SCRIPT_OVERFLOWS_ONE = 1003,
     SCRIPT_VOCAB = 400,
     SCRIPT_CONTEXT = 1 << 20,
 };
@@ -21,10 +26,12 @@ enum {
 typedef struct scripted_workers scripted_workers;
 
 typedef struct scripted_counts {
-    uint64_t attempts;  /* reserved so far */
-    uint64_t cancelled; /* of them */
-    uint64_t open;      /* neither finished nor cancelled */
-    uint64_t row_bytes; /* sent */
+    uint64_t attempts;          /* reserved so far */
+    uint64_t cancelled;         /* of them */
+    uint64_t open;              /* neither finished nor cancelled */
+    uint64_t row_bytes;         /* sent */
+    uint64_t cancelled_samples; /* one by one */
+    uint64_t credits;           /* CREDIT frames */
 } scripted_counts;
 
 /* Connects to the router at 127.0.0.1:port. Returns owned; ends the test when it cannot. vocab_size

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -90,8 +91,9 @@ static int set_up_with(uint64_t in_flight_bytes) {
     if (control_create(&options, f.loop, &f.control, &error) != BT_OK) fail_msg("%s", error.text);
     f.workers = scripted_workers_start(control_port(f.control), 0);
     assert_int_equal(pthread_create(&f.thread, NULL, run_control, NULL), 0);
-    while (!control_is_ready(f.control)) {
-        usleep(1000); /* nothing announces it to this thread */
+    for (int turns = 0; !control_is_ready(f.control); turns++) { /* nothing announces it here */
+        assert_true(turns < WAIT_MS / 10);
+        (void)poll(NULL, 0, 10);
     }
     return 0;
 }

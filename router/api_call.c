@@ -1,21 +1,19 @@
 /* The states of one answer and the order in which its parts go out: the head, events or the whole
  * reply, the end. One pump() decides from the state alone what to do next, so that a row, the end
- * of the request, room in the output and a client that left may come in any order.
+ * of a sample or of the request, room in the output and a client that left may come in any order.
  *
  * The output gets begin once and then exactly one end or cut. The backend gets at most what was
- * received as credit, and no cancel after its end. A failure is named once: the first one is kept.
- * How an endpoint words its reply is in api_generate.c and api_chat.c, the formatting of rows in
- * reply_writer.c. */
+ * received as credit, at most one cancel of each sample and of the request, and none after the end.
+ * Of a request with several samples one failure is that sample's alone; only when all have failed
+ * does the answer as a whole. What happens to a sample is in api_sample.c, how an endpoint words
+ * its reply in api_generate.c and api_chat.c, the formatting of rows in reply_writer.c. */
 #include "router/api_call.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/assert.h"
-#include "proto/row_stream.h"
+#include "base/mem.h"
 #include "router/api_format.h"
-#include "router/http_status.h"
 
 enum {
     PORTION = 64 * 1024,     /* of JSON made at once */
@@ -26,32 +24,71 @@ static const char JSON_TYPE[] = "application/json";
 static const char STREAM_TYPE[] = "text/event-stream";
 static const char STREAM_FIELDS[] = "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n";
 
-void api_call_init(api_call *call, const api_call_options *options, api_request *request) {
+bt_status api_call_init(api_call *call, const api_call_options *options, api_request *request) {
+    const uint32_t count = request->generation.samples;
     memset(call, 0, sizeof(*call));
+    call->samples = bt_calloc(count, sizeof(*call->samples));
+    if (call->samples == NULL) return BT_ERR_WORKER_MEMORY;
     call->options = *options;
     call->request = *request;
     memset(request, 0, sizeof(*request));
     call->stores_rows =
         call->request.wants_logprob || call->request.generation.mask_mode != ROW_MASK_OFF;
     call->created_s = (int64_t)options->time.wall_seconds(options->time.context);
-    generation_init(&call->generation, &call->request, options->settings->tokenizer);
-    reply_store_init(&call->store, options->limits);
-    reply_writer_init(&call->writer, &call->generation, &call->store,
+    for (uint32_t i = 0; i < count; i++) {
+        api_sample_init(call, i);
+    }
+    call->current = count - 1; /* the next one is the first */
+    prompt_logprobs_init(&call->prompt, &call->request, options->limits);
+    reply_writer_init(&call->writer, &call->request, options->settings->tokenizer, &call->prompt,
                       options->settings->mask_max_tokens);
+    return BT_OK;
 }
 
 void api_call_fini(api_call *call) {
     reply_writer_fini(&call->writer);
-    reply_store_fini(&call->store);
-    generation_fini(&call->generation);
+    prompt_logprobs_fini(&call->prompt);
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        api_sample_fini(&call->samples[i]);
+    }
+    bt_free(call->samples);
     api_request_fini(&call->request);
+}
+
+uint32_t api_call_tokens(const api_call *call) {
+    uint32_t tokens = 0;
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        tokens += call->samples[i].generation.count;
+    }
+    return tokens;
 }
 
 /* ---- endings --------------------------------------------------------------------------------- */
 
 static void cancel(api_call *call) {
-    if (call->has_ended) return;
+    if (call->has_ended || call->is_cancelled) return;
+    call->is_cancelled = true;
     call->options.backend.cancel(call->options.backend.context);
+}
+
+/* Tells the backend which samples were ended here; of the last ones it hears as the request. But
+ * not before the prompt's log-probabilities are there, which end with the request. */
+static void settle_cancels(api_call *call) {
+    const api_backend *backend = &call->options.backend;
+    const bool is_over = api_samples_are_over(call);
+    const bool needs_prompt = !prompt_logprobs_is_complete(&call->prompt);
+    if (call->has_ended || call->is_cancelled) return;
+    if (needs_prompt && !(is_over && api_samples_are_failed(call))) return;
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        api_sample *s = &call->samples[i];
+        if (!s->wants_cancel || s->has_ended) continue;
+        s->wants_cancel = false;
+        if (is_over) {
+            cancel(call);
+            return;
+        }
+        backend->cancel_sample(backend->context, i);
+    }
 }
 
 static const char *fields_of(int http_status) {
@@ -70,11 +107,11 @@ void api_answer_failure(const api_output *output, const api_failure *failure) {
     bt_text_fini(&body);
 }
 
-static void answer_failure(api_call *call) {
-    api_failure failure = {.http_status = call->finish.http_status,
+static void answer_failure(api_call *call, const api_finish *finish) {
+    api_failure failure = {.http_status = finish->http_status,
                            .shape = call->request.kind == API_GENERATE ? API_ERROR_GENERATE
                                                                        : API_ERROR_OPENAI};
-    memcpy(failure.text, call->finish.text, sizeof(failure.text));
+    memcpy(failure.text, finish->text, sizeof(failure.text));
     call->state = API_CALL_ANSWERED;
     api_answer_failure(&call->options.output, &failure);
 }
@@ -85,25 +122,24 @@ static void cut(api_call *call) {
     call->options.output.cut(call->options.output.context);
 }
 
-static void set_abort(api_call *call, int http_status, const char *text) {
-    if (call->finish.kind != API_FINISH_NONE) return;
-    call->finish.kind = API_FINISH_ABORT;
-    call->finish.http_status = http_status;
-    snprintf(call->finish.text, sizeof(call->finish.text), "%s", text);
+/* What ends every sample that is not over: no memory, no room in the file. */
+static void fail_all(api_call *call, bt_status status) {
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        api_sample *s = &call->samples[i];
+        if (!api_sample_is_over(s)) api_sample_fail(call, s, status);
+    }
 }
 
-/* A failure of our own in the middle of a request. */
-static void fail(api_call *call, bt_status status) {
-    if (status == BT_ERR_REQUEST_FULL) {
-        char text[PROTO_TEXT_MAX];
-        snprintf(text, sizeof(text),
-                 "the replies being held need more than --reply-spill-bytes=%llu",
-                 (unsigned long long)call->options.limits->spill.bytes_max);
-        set_abort(call, 503, text);
-    } else {
-        set_abort(call, http_status_of(status), bt_status_string(status));
+/* All failed alike, or before any token: the client gets the status. When some had tokens and the
+ * failures differ, each sample tells its own. */
+static bool is_refused(const api_call *call) {
+    if (!api_samples_are_failed(call)) return false;
+    const int http_status = call->samples[0].finish.http_status;
+    bool is_alike = true;
+    for (uint32_t i = 1; i < api_samples_of(call); i++) {
+        is_alike = is_alike && call->samples[i].finish.http_status == http_status;
     }
-    cancel(call);
+    return is_alike || api_call_tokens(call) == 0;
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -132,34 +168,65 @@ static void end_answer(api_call *call) {
     call->options.output.end(call->options.output.context);
 }
 
+/* Begins the next sample's part of a whole reply; false: that was the last one. */
+static bool start_part(api_call *call) {
+    const uint32_t next = call->current + 1;
+    if (next == api_samples_of(call)) return false;
+    api_sample *s = &call->samples[next];
+    if (next > 0) reply_store_fini(&call->samples[next - 1].store); /* written */
+    call->current = next;
+    const reply_range all = {.row_to = s->generation.count,
+                             .text_to = s->generation.text.used,
+                             .place = reply_store_begin(&s->store)};
+    reply_writer_start(&call->writer, &s->generation, &s->store, &all);
+    if (call->request.kind == API_CHAT) {
+        api_chat_add(call, next);
+        return true;
+    }
+    const bool is_list = api_samples_of(call) > 1;
+    const bool is_last = next + 1 == api_samples_of(call);
+    if (is_list) bt_text_add(reply_writer_literal(&call->writer), next == 0 ? "[" : ",", 1);
+    api_generate_add(call, next);
+    if (is_list && is_last) bt_text_add(reply_writer_literal(&call->writer), "]", 1);
+    return true;
+}
+
 static void pump_whole(api_call *call) {
-    if (write_some(call) && reply_writer_is_done(&call->writer)) end_answer(call);
+    do {
+        if (!write_some(call) || !reply_writer_is_done(&call->writer)) return;
+    } while (start_part(call));
+    end_answer(call);
+}
+
+/* The beginning of a whole reply; *is_all_out: there is nothing more of it. */
+static bt_status start_portion(api_call *call, bt_text *scratch, bool *is_all_out) {
+    bt_status status = BT_OK;
+    *is_all_out = false;
+    while (status == BT_OK && scratch->used < WHOLE_BYTES && !*is_all_out) {
+        if (reply_writer_is_done(&call->writer)) *is_all_out = !start_part(call);
+        if (!*is_all_out) status = reply_writer_produce(&call->writer, scratch, WHOLE_BYTES);
+    }
+    return status;
 }
 
 /* A reply that is sent when it is complete: with its length if it is small. */
 static void start_whole(api_call *call) {
     const api_output *output = &call->options.output;
     bt_text *scratch = call->options.scratch;
-    const reply_range all = {.row_to = call->generation.count,
-                             .text_to = call->generation.text.used,
-                             .place = reply_store_begin(&call->store)};
-    reply_writer_start(&call->writer, &all);
-    if (call->request.kind == API_GENERATE) {
-        api_generate_add(call);
-    } else {
-        api_chat_add(call);
-    }
+    bool is_all;
+    call->current = UINT32_MAX; /* before the first */
     bt_text_clear(scratch);
-    bt_status status = reply_writer_produce(&call->writer, scratch, WHOLE_BYTES);
+    bt_status status = start_portion(call, scratch, &is_all);
     if (status != BT_OK) {
-        call->finish = (api_finish){0};
-        fail(call, status);
-        answer_failure(call);
+        api_sample *s = &call->samples[0];
+        s->finish = (api_finish){0};
+        api_sample_fail(call, s, status);
+        cancel(call);
+        answer_failure(call, &s->finish);
         return;
     }
-    bool is_small = reply_writer_is_done(&call->writer);
     call->state = API_CALL_WRITING;
-    output->begin(output->context, 200, JSON_TYPE, is_small ? (int64_t)scratch->used : -1, NULL);
+    output->begin(output->context, 200, JSON_TYPE, is_all ? (int64_t)scratch->used : -1, NULL);
     output->add(output->context, scratch->bytes, scratch->used);
     pump_whole(call);
 }
@@ -175,87 +242,115 @@ static bool is_interval_due(uint32_t sent, uint32_t now, uint32_t interval) {
     return ((uint64_t)now + interval - 1) / interval > ((uint64_t)sent + interval - 1) / interval;
 }
 
-static bool is_event_due(const api_call *call) {
-    if (call->finish.kind != API_FINISH_NONE) return !call->is_last_event;
-    if (call->request.kind == API_CHAT && call->chat_stage == API_CHAT_ROLE) return true;
-    /* The last token goes out together with the finish reason. */
-    if (call->generation.is_complete || generation_is_holding(&call->generation)) return false;
-    return is_interval_due(call->sent.row_to, call->generation.count,
-                           call->request.stream_interval);
+static bool is_event_due(const api_call *call, const api_sample *s) {
+    if (api_sample_is_over(s)) return !s->is_said;
+    /* The last token goes out together with the finish reason. But a chat begins with the role. */
+    bool is_begun = call->request.kind == API_GENERATE || s->chat_stage != API_CHAT_ROLE;
+    if (is_begun && (s->generation.is_complete || generation_is_holding(&s->generation)))
+        return false;
+    return is_interval_due(s->sent.row_to, s->generation.count, call->request.stream_interval);
 }
 
-/* Begins the next event, with everything there is by now; so not before there is room for it. */
-static bool start_event(api_call *call) {
-    if (!is_event_due(call)) return false;
-    if (call->options.output.room(call->options.output.context) == 0) return false;
-    reply_range next = {.row_to = call->generation.count,
-                        .text_to = call->generation.text.used,
-                        .place = reply_store_begin(&call->store)};
+/* Begins the next event of a sample, with everything there is by now. */
+static bool start_event(api_call *call, uint32_t sample) {
+    api_sample *s = &call->samples[sample];
+    if (!is_event_due(call, s)) return false;
+    reply_range next = {.row_to = s->generation.count,
+                        .text_to = s->generation.text.used,
+                        .place = reply_store_begin(&s->store)};
     if (is_delta_stream(call)) {
-        next.row_from = call->sent.row_to;
-        next.text_from = call->sent.text_to;
-        next.place = call->sent.place;
+        next.row_from = s->sent.row_to;
+        next.text_from = s->sent.text_to;
+        next.place = s->sent.place;
     }
-    call->going = next;
-    call->going.place = reply_store_end(&call->store);
-    if (call->request.kind == API_CHAT) {
-        if (!api_chat_add_event(call, &next)) return false;
-        /* An event that says nothing of the range leaves it to the next one. */
-        if (call->writer.range.row_to != next.row_to) call->going = call->sent;
+    if (call->request.kind == API_CHAT) return api_chat_add_event(call, sample, &next);
+    s->going = next;
+    s->going.place = reply_store_end(&s->store);
+    reply_writer_start(&call->writer, &s->generation, &s->store, &next);
+    bt_text_add_string(reply_writer_literal(&call->writer), "data: ");
+    api_generate_add(call, sample);
+    bt_text_add_string(reply_writer_literal(&call->writer), "\n\n");
+    s->is_said = api_sample_is_over(s);
+    return true;
+}
+
+/* Begins the next event that is due, the samples taking turns; not before there is room for it. */
+static bool start_next_event(api_call *call) {
+    const uint32_t count = api_samples_of(call);
+    if (call->options.output.room(call->options.output.context) == 0) return false;
+    for (uint32_t i = 1; i <= count; i++) {
+        const uint32_t sample = (call->current + i) % count;
+        if (!start_event(call, sample)) continue;
+        call->current = sample;
         return true;
     }
-    reply_writer_start(&call->writer, &next);
-    bt_text_add_string(reply_writer_literal(&call->writer), "data: ");
-    api_generate_add(call);
-    bt_text_add_string(reply_writer_literal(&call->writer), "\n\n");
-    call->is_last_event = call->finish.kind != API_FINISH_NONE;
+    return call->request.kind == API_CHAT && api_chat_add_closing(call);
+}
+
+static bool is_all_said(const api_call *call) {
+    if (call->request.kind == API_CHAT) return call->is_closed;
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        if (!call->samples[i].is_said) return false;
+    }
     return true;
 }
 
 /* The event in the writer is complete. */
 static void finish_event(api_call *call) {
     static const char DONE[] = "data: [DONE]\n\n";
-    call->sent = call->going;
-    if (is_delta_stream(call)) reply_store_drop_before(&call->store, &call->sent.place);
-    if (!call->is_last_event) return;
+    api_sample *s = &call->samples[call->current];
+    s->sent = s->going;
+    if (is_delta_stream(call)) reply_store_drop_before(&s->store, &s->sent.place);
+    if (api_samples_of(call) > 1) reply_store_rest(&s->store);
+    if (!is_all_said(call)) return;
     call->options.output.add(call->options.output.context, DONE, sizeof(DONE) - 1);
     end_answer(call);
 }
 
 /* Everything that is due was handed over and there is room: more rows may come. */
 static void grant(api_call *call) {
-    uint64_t bytes = call->received_bytes - call->granted_bytes;
-    if (bytes == 0 || call->has_ended) return;
-    if (call->options.output.room(call->options.output.context) == 0) return;
-    call->granted_bytes = call->received_bytes;
-    call->options.backend.grant(call->options.backend.context, 0, bytes);
+    const api_backend *backend = &call->options.backend;
+    if (call->has_ended || call->options.output.room(call->options.output.context) == 0) return;
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        api_sample *s = &call->samples[i];
+        uint64_t bytes = s->received_bytes - s->granted_bytes;
+        if (bytes == 0 || s->has_ended) continue;
+        s->granted_bytes = s->received_bytes;
+        backend->grant(backend->context, i, bytes);
+    }
 }
 
 static void pump_stream(api_call *call) {
     while (call->state == API_CALL_STREAMING) {
-        if (reply_writer_is_done(&call->writer) && !start_event(call)) break;
+        if (reply_writer_is_done(&call->writer) && !start_next_event(call)) break;
         if (!write_some(call) || !reply_writer_is_done(&call->writer)) return;
         finish_event(call);
     }
     if (call->state == API_CALL_STREAMING) grant(call);
 }
 
+/* ---- the states ------------------------------------------------------------------------------ */
+
+static void pump_waiting(api_call *call) {
+    const bool is_over = api_samples_are_over(call);
+    if (is_over && is_refused(call)) {
+        answer_failure(call, api_samples_worst(call));
+    } else if (!prompt_logprobs_is_complete(&call->prompt) && !call->has_ended) {
+        return;
+    } else if (call->request.streams && (is_over || api_call_tokens(call) > 0)) {
+        call->state = API_CALL_STREAMING;
+        call->options.output.begin(call->options.output.context, 200, STREAM_TYPE, -1,
+                                   STREAM_FIELDS);
+        pump_stream(call);
+    } else if (is_over) {
+        start_whole(call);
+    }
+}
+
 static void pump(api_call *call) {
-    bool is_over = call->finish.kind != API_FINISH_NONE;
-    bool is_failed = call->finish.kind == API_FINISH_ABORT && call->finish.http_status != 0;
+    settle_cancels(call);
     switch (call->state) {
-    case API_CALL_WAITING:
-        if (is_failed) {
-            answer_failure(call);
-        } else if (call->request.streams && (is_over || call->generation.count > 0)) {
-            call->state = API_CALL_STREAMING;
-            call->options.output.begin(call->options.output.context, 200, STREAM_TYPE, -1,
-                                       STREAM_FIELDS);
-            pump_stream(call);
-        } else if (is_over) {
-            start_whole(call);
-        }
-        break;
+    case API_CALL_WAITING: pump_waiting(call); break;
     case API_CALL_STREAMING: pump_stream(call); break;
     case API_CALL_WRITING: pump_whole(call); break;
     case API_CALL_ANSWERED: break;
@@ -264,98 +359,67 @@ static void pump(api_call *call) {
 
 /* ---- what comes in --------------------------------------------------------------------------- */
 
-static bt_status take_row(api_call *call, const uint8_t *record, const token_row *row,
-                          size_t bytes) {
-    /* A log-probability that is no number means that the forward pass broke. */
-    if (row->has_logprob && isnan(row->token_logprob)) return BT_ERR_WORKER_INTERNAL;
-    /* The row first: what a failure sends covers the tokens that were taken, each with its row. */
-    bt_status status = call->stores_rows ? reply_store_append(&call->store, record, bytes) : BT_OK;
-    if (status != BT_OK) return status;
-    return generation_push(&call->generation, row->token);
+/* What one sample does wrong ends that one; what this process lacks ends them all. */
+static bool is_ours(bt_status status) {
+    return status == BT_ERR_REQUEST_FULL || status == BT_ERR_WORKER_MEMORY ||
+           status == BT_ERR_WORKER_IO;
 }
 
 void api_call_on_rows(api_call *call, uint32_t sample, const uint8_t *records, size_t bytes,
                       uint32_t cached_tokens) {
-    (void)sample;
-    bt_status status = BT_OK;
-    size_t at = 0;
+    BT_ASSERT(sample < api_samples_of(call));
+    api_sample *s = &call->samples[sample];
     if (call->state == API_CALL_ANSWERED) return;
-    call->received_bytes += bytes;
+    s->received_bytes += bytes;
     call->cached_tokens = cached_tokens;
-    while (at < bytes && status == BT_OK && call->finish.kind == API_FINISH_NONE) {
-        token_row row;
-        size_t used;
-        status = row_record_decode(records + at, bytes - at,
-                                   call->options.settings->mask_max_tokens, &row, &used);
-        if (status == BT_OK && used == 0) status = BT_ERR_PEER_PROTOCOL;
-        if (status == BT_OK) status = take_row(call, records + at, &row, used);
-        at += used;
-        if (status == BT_OK && call->generation.is_stopped)
-            call->finish.kind = API_FINISH_STOP_STRING;
-    }
-    if (status != BT_OK) {
-        fail(call, status);
-    } else if (call->generation.is_stopped) {
-        cancel(call);
-    }
+    bt_status status = api_sample_take_rows(call, s, records, bytes);
+    if (status != BT_OK) api_sample_fail(call, s, status);
+    if (is_ours(status)) fail_all(call, status);
     pump(call);
 }
 
-/* The three sentences that clients look for are kept word for word. */
-static void take_failure(api_call *call, const dispatch_end *end) {
-    char text[PROTO_TEXT_MAX];
-    int http_status = end->http_status >= 400 ? end->http_status : 500;
-    if (end->status == BT_ERR_REQUEST_OVERFLOW) {
-        snprintf(text, sizeof(text),
-                 "Sampling support exceeds --sampling-mask-max-tokens=%u, commonly because of "
-                 "cutoff ties. Lower top_k to leave more headroom or increase the server limit.",
-                 call->options.settings->mask_max_tokens);
-        set_abort(call, 400, text);
-        return;
+/* A reply without the log-probabilities of the prompt that it should have is none, whatever its
+ * samples say. */
+static void fail_prompt(api_call *call, bt_status status) {
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        api_sample *s = &call->samples[i];
+        if (s->finish.kind == API_FINISH_ABORT) continue;
+        s->finish = (api_finish){0};
+        api_sample_fail(call, s, status);
     }
-    if (end->status == BT_ERR_REQUEST_CAPTURE) {
-        bool is_known = strstr(end->text, "captured sampling support") != NULL;
-        set_abort(call, 500,
-                  is_known ? end->text
-                           : "The sampling backend selected a token outside its captured sampling "
-                             "support.");
-        return;
-    }
-    if (end->status == BT_ERR_REQUEST_CANCELLED) {
-        set_abort(call, 0, "Aborted");
-        return;
-    }
-    set_abort(call, http_status, end->text[0] != 0 ? end->text : bt_status_string(end->status));
 }
 
-static void take_success(api_call *call, const dispatch_end *end) {
-    bt_status status = generation_finish(&call->generation);
-    if (status != BT_OK) {
-        fail(call, status);
-    } else if (call->generation.is_stopped) {
-        call->finish.kind = API_FINISH_STOP_STRING;
-    } else if (end->rows_total != call->generation.count) {
-        set_abort(call, 500, "rows of the reply were lost");
-    } else if (end->finish == PROTO_FINISH_STOP) {
-        call->finish.kind = API_FINISH_STOP_ID;
-        call->finish.matched_id = end->matched_id;
-    } else {
-        call->finish.kind = API_FINISH_LENGTH;
-    }
+/* Once events went out they are complete; what comes again after a retry was told before. */
+void api_call_on_prompt_logprobs(api_call *call, const dispatch_prompt_logprobs *logprobs) {
+    if (call->state != API_CALL_WAITING) return;
+    bt_status status = prompt_logprobs_take(&call->prompt, logprobs);
+    if (status != BT_OK) fail_prompt(call, status);
+    pump(call);
+}
+
+void api_call_on_sample_end(api_call *call, uint32_t sample, const dispatch_end *end) {
+    BT_ASSERT(sample < api_samples_of(call));
+    api_sample *s = &call->samples[sample];
+    BT_ASSERT(!s->has_ended);
+    s->has_ended = true;
+    if (call->state == API_CALL_ANSWERED) return;
+    call->cached_tokens = end->cached_tokens;
+    api_sample_take_end(call, s, end);
+    pump(call);
 }
 
 void api_call_on_end(api_call *call, const dispatch_end *end) {
+    dispatch_end of_sample = *end;
     call->has_ended = true;
     if (call->state == API_CALL_ANSWERED) return;
     call->cached_tokens = end->cached_tokens;
-    if (call->finish.kind == API_FINISH_NONE) {
-        if (end->status == BT_OK) {
-            take_success(call, end);
-        } else {
-            take_failure(call, end);
-        }
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        api_sample *s = &call->samples[i];
+        if (api_samples_of(call) > 1) of_sample.rows_total = s->generation.count;
+        if (!s->has_ended) api_sample_take_end(call, s, &of_sample);
     }
-    if (generation_finish(&call->generation) != BT_OK) fail(call, BT_ERR_WORKER_MEMORY);
+    if (call->state == API_CALL_WAITING && !prompt_logprobs_is_complete(&call->prompt))
+        fail_prompt(call, BT_ERR_WORKER_INTERNAL);
     pump(call);
 }
 
@@ -366,15 +430,4 @@ void api_call_on_room(api_call *call) {
 void api_call_on_gone(api_call *call) {
     if (call->state != API_CALL_ANSWERED) cancel(call);
     call->state = API_CALL_ANSWERED;
-}
-
-void api_call_on_prompt_logprobs(api_call *call, const dispatch_prompt_logprobs *logprobs) {
-    (void)call;
-    (void)logprobs;
-}
-
-void api_call_on_sample_end(api_call *call, uint32_t sample, const dispatch_end *end) {
-    (void)call;
-    (void)sample;
-    (void)end;
 }

@@ -1,5 +1,7 @@
-/* Replies of /v1/chat/completions, whole and streamed. The order of a stream: role, deltas, the
- * finish, usage when it was asked for; the caller adds [DONE]. */
+/* Replies of /v1/chat/completions, whole and streamed. The order of a stream: of each sample the
+ * role and its deltas, those of different samples mixed; when all samples are over the finish of
+ * each, then usage when it was asked for, or in place of all that one error when all have failed;
+ * the caller adds [DONE]. */
 #include <string.h>
 
 #include "router/api_format.h"
@@ -18,13 +20,14 @@ static void add_head(const api_call *call, bt_text *out, const char *object) {
 }
 
 /* "finish_reason":...,"matched_stop":... */
-static void add_finish(const api_call *call, bt_text *out) {
-    uint32_t index = call->generation.stop_index;
+static void add_finish(const api_call *call, uint32_t sample, bt_text *out) {
+    const api_sample *s = &call->samples[sample];
+    uint32_t index = s->generation.stop_index;
     bt_text_add_string(out, "\"finish_reason\":");
-    switch (call->finish.kind) {
+    switch (s->finish.kind) {
     case API_FINISH_NONE: bt_text_add_string(out, "null,\"matched_stop\":null"); break;
     case API_FINISH_STOP_ID:
-        bt_text_add_format(out, "\"stop\",\"matched_stop\":%d", call->finish.matched_id);
+        bt_text_add_format(out, "\"stop\",\"matched_stop\":%d", s->finish.matched_id);
         break;
     case API_FINISH_STOP_STRING:
         bt_text_add_string(out, "\"stop\",\"matched_stop\":");
@@ -35,13 +38,15 @@ static void add_finish(const api_call *call, bt_text *out) {
     }
 }
 
-static void add_usage(const api_call *call, bt_text *out, uint32_t completion_tokens) {
+/* The prompt counts once, however many samples it has. */
+static void add_usage(const api_call *call, bt_text *out, uint64_t completion_tokens) {
     uint32_t prompt_tokens = call->request.prompt.count;
     bt_text_add_format(out,
-                       "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,"
-                       "\"total_tokens\":%u,\"prompt_tokens_details\":{\"cached_tokens\":%u},"
+                       "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%llu,"
+                       "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%u},"
                        "\"reasoning_tokens\":0}",
-                       prompt_tokens, completion_tokens, prompt_tokens + completion_tokens,
+                       prompt_tokens, (unsigned long long)completion_tokens,
+                       (unsigned long long)(prompt_tokens + completion_tokens),
                        call->cached_tokens);
 }
 
@@ -57,18 +62,23 @@ static void add_logprobs(api_call *call) {
     bt_text_add_string(reply_writer_literal(writer), "},");
 }
 
-void api_chat_add(api_call *call) {
+void api_chat_add(api_call *call, uint32_t sample) {
     reply_writer *writer = &call->writer;
     const api_request *request = &call->request;
-    add_head(call, reply_writer_literal(writer), "chat.completion");
-    bt_text_add_string(reply_writer_literal(writer),
-                       ",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\","
-                       "\"content\":");
+    bt_text *out = reply_writer_literal(writer);
+    if (sample == 0) {
+        add_head(call, out, "chat.completion");
+        bt_text_add_string(out, ",\"choices\":[");
+    } else {
+        bt_text_add_string(out, ",");
+    }
+    bt_text_add_format(out,
+                       "{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", sample);
     reply_writer_add(writer, REPLY_TEXT);
     bt_text_add_string(reply_writer_literal(writer),
                        ",\"reasoning_content\":null,\"tool_calls\":null},");
     add_logprobs(call);
-    add_finish(call, reply_writer_literal(writer));
+    add_finish(call, sample, reply_writer_literal(writer));
     if (request->returns_token_ids) {
         bt_text_add_string(reply_writer_literal(writer), ",\"response_token_ids\":");
         reply_writer_add(writer, REPLY_IDS);
@@ -79,44 +89,69 @@ void api_chat_add(api_call *call) {
     }
     if (request->returns_meta) {
         bt_text_add_string(reply_writer_literal(writer), ",\"meta_info\":");
-        api_meta_add(call);
+        api_meta_add(call, sample);
     }
-    bt_text_add_string(reply_writer_literal(writer), "}],");
-    add_usage(call, reply_writer_literal(writer), writer->range.row_to);
+    bt_text_add_string(reply_writer_literal(writer), "}");
+    if (sample + 1 < api_samples_of(call)) return;
+    bt_text_add_string(reply_writer_literal(writer), "],");
+    add_usage(call, reply_writer_literal(writer), api_call_tokens(call));
     bt_text_add_string(reply_writer_literal(writer),
                        ",\"metadata\":{\"weight_version\":\"default\"}}");
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-static void begin_event(api_call *call) {
+/* Begins an event over a range of a sample: up to {"index":... of its choice. */
+static void begin_event(api_call *call, uint32_t sample, const reply_range *range) {
+    api_sample *s = &call->samples[sample];
+    reply_writer_start(&call->writer, &s->generation, &s->store, range);
     bt_text *out = reply_writer_literal(&call->writer);
     bt_text_add_string(out, "data: ");
     add_head(call, out, "chat.completion.chunk");
+}
+
+/* What was not sent yet, with nothing in it. */
+static reply_range empty_range(const api_sample *s) {
+    return (reply_range){.row_from = s->sent.row_to,
+                         .row_to = s->sent.row_to,
+                         .text_from = s->sent.text_to,
+                         .text_to = s->sent.text_to,
+                         .place = s->sent.place};
+}
+
+/* Tokens of all samples in the events up to the one that is being written. */
+static uint64_t tokens_told(const api_call *call) {
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        tokens += call->samples[i].going.row_to;
+    }
+    return tokens;
 }
 
 static void end_event(api_call *call) {
     bt_text *out = reply_writer_literal(&call->writer);
     if (call->request.continuous_usage) {
         bt_text_add_string(out, ",");
-        add_usage(call, out, call->writer.range.row_to);
+        add_usage(call, out, tokens_told(call));
     }
     bt_text_add_string(out, "}\n\n");
 }
 
-static void add_role(api_call *call) {
-    begin_event(call);
-    bt_text_add_string(reply_writer_literal(&call->writer),
-                       ",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\","
+static void add_role(api_call *call, uint32_t sample) {
+    const reply_range nothing = empty_range(&call->samples[sample]);
+    begin_event(call, sample, &nothing);
+    bt_text_add_format(reply_writer_literal(&call->writer),
+                       ",\"choices\":[{\"index\":%u,\"delta\":{\"role\":\"assistant\","
                        "\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null,"
-                       "\"matched_stop\":null}]");
+                       "\"matched_stop\":null}]",
+                       sample);
     end_event(call);
 }
 
-static void add_delta(api_call *call) {
-    begin_event(call);
-    bt_text_add_string(reply_writer_literal(&call->writer),
-                       ",\"choices\":[{\"index\":0,\"delta\":{\"content\":");
+static void add_delta(api_call *call, uint32_t sample, const reply_range *next) {
+    begin_event(call, sample, next);
+    bt_text_add_format(reply_writer_literal(&call->writer),
+                       ",\"choices\":[{\"index\":%u,\"delta\":{\"content\":", sample);
     reply_writer_add(&call->writer, REPLY_TEXT);
     bt_text_add_string(reply_writer_literal(&call->writer), "},");
     add_logprobs(call);
@@ -125,86 +160,97 @@ static void add_delta(api_call *call) {
     end_event(call);
 }
 
-static void add_finish_event(api_call *call) {
-    begin_event(call);
+static void add_finish_event(api_call *call, uint32_t sample) {
+    const reply_range nothing = empty_range(&call->samples[sample]);
+    begin_event(call, sample, &nothing);
     bt_text *out = reply_writer_literal(&call->writer);
-    bt_text_add_string(out, ",\"choices\":[{\"index\":0,\"delta\":{},\"logprobs\":null,");
-    add_finish(call, out);
+    bt_text_add_format(out, ",\"choices\":[{\"index\":%u,\"delta\":{},\"logprobs\":null,", sample);
+    add_finish(call, sample, out);
     bt_text_add_string(out, "}]");
     end_event(call);
 }
 
 static void add_usage_event(api_call *call) {
-    begin_event(call);
+    const reply_range nothing = empty_range(&call->samples[call->current]);
+    begin_event(call, call->current, &nothing);
     bt_text *out = reply_writer_literal(&call->writer);
     bt_text_add_string(out, ",\"choices\":[],");
-    add_usage(call, out, call->generation.count);
+    add_usage(call, out, api_call_tokens(call));
     bt_text_add_string(out, "}\n\n");
 }
 
 static void add_error_event(api_call *call) {
+    const api_finish *finish = api_samples_worst(call);
+    api_sample *s = &call->samples[call->current];
+    const reply_range nothing = empty_range(s);
+    reply_writer_start(&call->writer, &s->generation, &s->store, &nothing);
     bt_text *out = reply_writer_literal(&call->writer);
-    int status = call->finish.http_status != 0 ? call->finish.http_status : 500;
     bt_text_add_string(out, "data: {\"error\":{\"message\":");
-    add_quoted(out, call->finish.text);
+    add_quoted(out, finish->text);
     bt_text_add_format(out, ",\"type\":\"%s\",\"param\":null,\"code\":%d}}\n\n",
-                       api_error_type(status), status);
+                       api_error_type(finish->http_status), finish->http_status);
 }
 
-static bool is_failed(const api_call *call) {
-    return call->finish.kind == API_FINISH_ABORT && call->finish.http_status != 0;
-}
-
-/* Nothing of the range is left to be said before the finish. */
+/* There is something to say of the range. */
 static bool is_delta_due(const api_call *call, const reply_range *next) {
     bool has_rows = next->row_to > next->row_from;
     return next->text_to > next->text_from || (call->request.wants_logprob && has_rows);
 }
 
-static void start_empty(api_call *call, const reply_range *next) {
-    const reply_range nothing = {.row_from = next->row_from,
-                                 .row_to = next->row_from,
-                                 .text_from = next->text_from,
-                                 .text_to = next->text_from,
-                                 .place = next->place};
-    reply_writer_start(&call->writer, &nothing);
-}
-
-bool api_chat_add_event(api_call *call, const reply_range *next) {
-    bool is_over = call->finish.kind != API_FINISH_NONE;
-    switch (call->chat_stage) {
+bool api_chat_add_event(api_call *call, uint32_t sample, const reply_range *next) {
+    api_sample *s = &call->samples[sample];
+    reply_range to = *next;
+    to.place = reply_store_end(&s->store);
+    switch (s->chat_stage) {
     case API_CHAT_ROLE:
-        start_empty(call, next);
-        add_role(call);
-        call->chat_stage = API_CHAT_DELTAS;
+        add_role(call, sample);
+        s->chat_stage = API_CHAT_DELTAS;
         return true;
     case API_CHAT_DELTAS:
         if (is_delta_due(call, next)) {
-            reply_writer_start(&call->writer, next);
-            add_delta(call);
+            s->going = to;
+            add_delta(call, sample, next);
             return true;
         }
-        if (!is_over) return false;
-        start_empty(call, next);
-        call->writer.range.row_to = next->row_to;
-        call->writer.range.row_from = next->row_to;
-        if (is_failed(call)) {
-            add_error_event(call);
-            call->chat_stage = API_CHAT_OVER;
-        } else {
-            add_finish_event(call);
-            bool has_usage = call->request.includes_usage;
-            call->chat_stage = has_usage ? API_CHAT_USAGE : API_CHAT_OVER;
-        }
-        call->is_last_event = call->chat_stage == API_CHAT_OVER;
-        return true;
-    case API_CHAT_USAGE:
-        start_empty(call, next);
-        add_usage_event(call);
-        call->chat_stage = API_CHAT_OVER;
-        call->is_last_event = true;
-        return true;
+        if (!api_sample_is_over(s)) return false;
+        /* Rows without text that nobody asked about are told by their number alone. */
+        s->going = to;
+        s->sent = to;
+        s->is_said = true;
+        s->chat_stage = API_CHAT_FINISH;
+        return false;
+    case API_CHAT_FINISH:
     case API_CHAT_OVER: return false;
     }
     return false;
+}
+
+/* The next finish; false: there is none. */
+static bool add_next_finish(api_call *call) {
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        api_sample *s = &call->samples[i];
+        if (s->chat_stage != API_CHAT_FINISH) continue;
+        add_finish_event(call, i);
+        s->chat_stage = API_CHAT_OVER;
+        call->current = i;
+        const bool is_last = i + 1 == api_samples_of(call);
+        call->is_closed = is_last && !call->request.includes_usage;
+        return true;
+    }
+    return false;
+}
+
+bool api_chat_add_closing(api_call *call) {
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        if (call->samples[i].chat_stage < API_CHAT_FINISH) return false;
+    }
+    if (call->is_closed) return false;
+    if (!api_samples_are_failed(call) && add_next_finish(call)) return true;
+    call->is_closed = true;
+    if (api_samples_are_failed(call)) {
+        add_error_event(call);
+    } else {
+        add_usage_event(call);
+    }
+    return true;
 }

@@ -4,16 +4,50 @@
 
 #include "router/api_call.h"
 
-/* The meta_info object over the writer's range. */
-void api_meta_add(api_call *call);
+/* The number of samples of the request. */
+static inline uint32_t api_samples_of(const api_call *call) {
+    return call->request.generation.samples;
+}
+
+/* The meta_info object of a sample over the writer's range. */
+void api_meta_add(api_call *call, uint32_t sample);
 /* The finish_reason object, or null. */
-void api_finish_add(const api_call *call, bt_text *out);
+void api_finish_add(const api_call *call, uint32_t sample, bt_text *out);
 
-/* /generate: one whole reply, or one event, over the writer's range. */
-void api_generate_add(api_call *call);
+/* /generate: the object of one sample over the writer's range. */
+void api_generate_add(api_call *call, uint32_t sample);
 
-/* Chat: a whole reply; and the next event of a stream, if one is due. */
-void api_chat_add(api_call *call);
-bool api_chat_add_event(api_call *call, const reply_range *next);
+/* Chat: the choice of a sample in a whole reply; with the first one what comes before the choices,
+ * with the last one what comes after. */
+void api_chat_add(api_call *call, uint32_t sample);
+/* The next event of a sample, over a range of what was not sent yet, if one is due. */
+bool api_chat_add_event(api_call *call, uint32_t sample, const reply_range *next);
+/* The events behind all samples' deltas, one after the other; false: not yet, or no more. */
+bool api_chat_add_closing(api_call *call);
+
+/* ---- samples (api_sample.c) ------------------------------------------------------------------ */
+
+void api_sample_init(api_call *call, uint32_t sample);
+void api_sample_fini(api_sample *s);
+/* Takes row records until the sample has ended. */
+BT_MUST_CHECK bt_status api_sample_take_rows(api_call *call, api_sample *s, const uint8_t *records,
+                                             size_t bytes);
+/* Why the backend ended it. */
+void api_sample_take_end(api_call *call, api_sample *s, const dispatch_end *end);
+/* A failure of our own; the first one is kept. */
+void api_sample_fail(api_call *call, api_sample *s, bt_status status);
+void api_sample_abort(api_sample *s, int http_status, const char *text);
+static inline bool api_sample_is_over(const api_sample *s) {
+    return s->finish.kind != API_FINISH_NONE;
+}
+/* It failed; an abort by its owner is no failure. */
+static inline bool api_sample_is_failed(const api_sample *s) {
+    return s->finish.kind == API_FINISH_ABORT && s->finish.http_status != 0;
+}
+/* All samples are over, and all of them failed. */
+bool api_samples_are_failed(const api_call *call);
+bool api_samples_are_over(const api_call *call);
+/* Of failed samples, what the client is told in place of a reply: 500 before 503 before 400. */
+const api_finish *api_samples_worst(const api_call *call);
 
 #endif

@@ -1,4 +1,5 @@
 /* meta_info, in the order in which SGLang inserts its keys. */
+#include <stdio.h>
 #include <string.h>
 
 #include "router/api_format.h"
@@ -21,14 +22,15 @@ static void add_abort(const api_finish *finish, bt_text *out) {
     bt_text_add_string(out, "}");
 }
 
-void api_finish_add(const api_call *call, bt_text *out) {
+void api_finish_add(const api_call *call, uint32_t sample, bt_text *out) {
     const api_request *request = &call->request;
-    uint32_t index = call->generation.stop_index;
-    switch (call->finish.kind) {
+    const api_sample *s = &call->samples[sample];
+    uint32_t index = s->generation.stop_index;
+    switch (s->finish.kind) {
     case API_FINISH_NONE: bt_text_add_string(out, "null"); break;
     case API_FINISH_STOP_ID:
         bt_text_add_string(out, "{\"type\":\"stop\",\"matched\":");
-        bt_json_add_int(out, call->finish.matched_id);
+        bt_json_add_int(out, s->finish.matched_id);
         bt_text_add_string(out, "}");
         break;
     case API_FINISH_STOP_STRING:
@@ -38,46 +40,83 @@ void api_finish_add(const api_call *call, bt_text *out) {
         break;
     case API_FINISH_LENGTH:
         bt_text_add_string(out, "{\"type\":\"length\",\"length\":");
-        bt_json_add_int(out, call->generation.count);
+        bt_json_add_int(out, s->generation.count);
         bt_text_add_string(out, "}");
         break;
-    case API_FINISH_ABORT: add_abort(&call->finish, out); break;
+    case API_FINISH_ABORT: add_abort(&s->finish, out); break;
+    }
+}
+
+/* "name": and the list. */
+static void add_list(api_call *call, const char *name, reply_piece_kind kind) {
+    bt_text_add_format(reply_writer_literal(&call->writer), "\"%s\":", name);
+    reply_writer_add(&call->writer, kind);
+    bt_text_add_string(reply_writer_literal(&call->writer), ",");
+}
+
+/* The same of the prompt; `kind` of what was asked for and belongs into this event. In a stream of
+ * deltas that is the first event of a sample. */
+static void add_input_list(api_call *call, const char *name, reply_piece_kind kind) {
+    const prompt_logprobs *prompt = &call->prompt;
+    const bool has_any = prompt->is_wanted && prompt_logprobs_is_complete(prompt);
+    if (has_any && call->writer.range.row_from == 0) {
+        add_list(call, name, kind);
+    } else {
+        bt_text_add_format(reply_writer_literal(&call->writer), "\"%s\":[],", name);
+    }
+}
+
+static void add_logprob_lists(api_call *call) {
+    const proto_generation *asked = &call->request.generation;
+    add_input_list(call, "input_token_logprobs", REPLY_INPUT_LOGPROBS);
+    add_list(call, "output_token_logprobs", REPLY_LOGPROBS);
+    bt_text_add_format(reply_writer_literal(&call->writer), "\"output_token_logprobs_length\":%u,",
+                       call->writer.range.row_to);
+    if (asked->top_logprobs > 0) {
+        add_input_list(call, "input_top_logprobs", REPLY_INPUT_TOP_LOGPROBS);
+        add_list(call, "output_top_logprobs", REPLY_TOP_LOGPROBS);
+    }
+    if (asked->logprob_id_count > 0) {
+        add_input_list(call, "input_token_ids_logprobs", REPLY_INPUT_ID_LOGPROBS);
+        add_list(call, "output_token_ids_logprobs", REPLY_ID_LOGPROBS);
     }
 }
 
 static void add_lists(api_call *call) {
     const api_request *request = &call->request;
     uint32_t rows = call->writer.range.row_to;
-    if (request->wants_logprob) {
-        bt_text_add_string(reply_writer_literal(&call->writer),
-                           "\"input_token_logprobs\":[],\"output_token_logprobs\":");
-        reply_writer_add(&call->writer, REPLY_LOGPROBS);
-        bt_text_add_format(reply_writer_literal(&call->writer),
-                           ",\"output_token_logprobs_length\":%u,", rows);
-    }
+    if (request->wants_logprob) add_logprob_lists(call);
     /* Without any row the three keys are absent, as when no mask was asked for. */
     if (request->generation.mask_mode != ROW_MASK_OFF && rows > 0) {
-        bt_text_add_string(reply_writer_literal(&call->writer), "\"output_token_sampling_mask\":");
-        reply_writer_add(&call->writer, REPLY_MASK);
-        bt_text_add_string(reply_writer_literal(&call->writer),
-                           ",\"output_token_sampling_logprobs\":");
-        reply_writer_add(&call->writer, REPLY_MASK_LOGPROBS);
+        add_list(call, "output_token_sampling_mask", REPLY_MASK);
+        add_list(call, "output_token_sampling_logprobs", REPLY_MASK_LOGPROBS);
         bt_text_add_format(reply_writer_literal(&call->writer),
-                           ",\"output_token_sampling_mask_length\":%u,", rows);
+                           "\"output_token_sampling_mask_length\":%u,", rows);
     }
 }
 
-void api_meta_add(api_call *call) {
+/* Several samples have ids of their own. */
+static void add_id(const api_call *call, uint32_t sample, bt_text *out) {
+    char id[API_RID_MAX + 16];
+    if (api_samples_of(call) > 1) {
+        snprintf(id, sizeof(id), "%s_%u", call->request.rid, sample);
+    } else {
+        snprintf(id, sizeof(id), "%s", call->request.rid);
+    }
+    add_quoted(out, id);
+}
+
+void api_meta_add(api_call *call, uint32_t sample) {
     const api_time *time = &call->options.time;
     uint64_t now_us = bt_clock_now_us(&time->clock);
     bt_text *out = reply_writer_literal(&call->writer);
     bt_text_add_string(out, "{\"id\":");
-    add_quoted(out, call->request.rid);
+    add_id(call, sample, out);
     bt_text_add_string(out, ",\"finish_reason\":");
-    api_finish_add(call, out);
+    api_finish_add(call, sample, out);
     bt_text_add_format(
-        out, ",\"prompt_tokens\":%u,\"weight_version\":\"default\",\"num_retractions\":0,",
-        call->request.prompt.count);
+        out, ",\"prompt_tokens\":%u,\"weight_version\":\"default\",\"num_retractions\":%u,",
+        call->request.prompt.count, call->samples[sample].retractions);
     add_lists(call);
     out = reply_writer_literal(&call->writer);
     bt_text_add_format(out,

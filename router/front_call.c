@@ -87,13 +87,14 @@ static void on_free(control_flow *flow) {
     bt_free(flow);
 }
 
+/* Of the first sample. */
 static const char *finish_name(const api_call *call) {
-    switch (call->finish.kind) {
+    switch (call->samples[0].finish.kind) {
     case API_FINISH_NONE: return "its client left";
     case API_FINISH_STOP_ID: return "a stop id";
     case API_FINISH_STOP_STRING: return "a stop string";
     case API_FINISH_LENGTH: return "length";
-    case API_FINISH_ABORT: return call->finish.text;
+    case API_FINISH_ABORT: return call->samples[0].finish.text;
     }
     return "";
 }
@@ -102,7 +103,7 @@ static void log_end(const front_call *call) {
     const api_request *request = &call->call.request;
     uint64_t us = bt_clock_now_us(&call->thread->front->clock) - call->started_us;
     bt_log_debug("http", "request %s: %u prompt tokens, %u tokens in %.1f ms, ended by %s",
-                 request->rid, request->prompt.count, call->call.generation.count,
+                 request->rid, request->prompt.count, api_call_tokens(&call->call),
                  (double)us / 1000, finish_name(&call->call));
 }
 
@@ -260,7 +261,10 @@ static void start_call(front_call *call) {
         .scratch = &call->thread->scratch,
         .started_us = call->started_us,
     };
-    api_call_init(&call->call, &options, &call->job.request);
+    if (api_call_init(&call->call, &options, &call->job.request) != BT_OK) {
+        answer_no_memory(call);
+        return;
+    }
     call->has_call = true;
     call->flow.rid = call->call.request.rid; /* the request was moved */
     control_submit(f->options.control, &call->flow);

@@ -210,6 +210,13 @@ bt_status reply_store_next(reply_store *store, reply_place *place, const uint8_t
     return BT_OK;
 }
 
+void reply_store_rest(reply_store *store) {
+    bt_free(store->window);
+    store->window = NULL;
+    store->window_capacity = 0;
+    store->window_used = 0;
+}
+
 void reply_store_drop_before(reply_store *store, const reply_place *place) {
     if (place->block == NULL && !place->is_in_file) return;
     while (store->first != NULL && store->first != place->block) {

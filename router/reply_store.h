@@ -57,6 +57,8 @@ reply_place reply_store_end(const reply_store *store);
  * WORKER_IO, WORKER_MEMORY. */
 BT_MUST_CHECK bt_status reply_store_next(reply_store *store, reply_place *place,
                                          const uint8_t **record_out, size_t *bytes_out);
+/* Gives back the memory through which the file is read, until it is read again. */
+void reply_store_rest(reply_store *store);
 /* Records before place are not needed any more. */
 void reply_store_drop_before(reply_store *store, const reply_place *place);
 

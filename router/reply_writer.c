@@ -16,11 +16,12 @@ enum { TEXT_PORTION = 16 * 1024, LITERALS_MAX = 1 << 20 };
 /* What a log-probability of minus infinity prints as: a number, so that clients can read it. */
 static const float LOGPROB_LOWEST = -9999.0f;
 
-void reply_writer_init(reply_writer *writer, const generation *g, reply_store *store,
-                       uint32_t mask_max_tokens) {
+void reply_writer_init(reply_writer *writer, const api_request *request, const tokenizer *t,
+                       prompt_logprobs *prompt, uint32_t mask_max_tokens) {
     memset(writer, 0, sizeof(*writer));
-    writer->generation = g;
-    writer->store = store;
+    writer->request = request;
+    writer->tokenizer = t;
+    writer->prompt = prompt;
     writer->mask_max_tokens = mask_max_tokens;
     bt_text_init(&writer->literals, LITERALS_MAX);
 }
@@ -29,9 +30,12 @@ void reply_writer_fini(reply_writer *writer) {
     bt_text_fini(&writer->literals);
 }
 
-void reply_writer_start(reply_writer *writer, const reply_range *range) {
+void reply_writer_start(reply_writer *writer, const generation *g, reply_store *store,
+                        const reply_range *range) {
     BT_ASSERT(reply_writer_is_done(writer));
     bt_text_clear(&writer->literals);
+    writer->generation = g;
+    writer->store = store;
     writer->range = *range;
     writer->piece_count = 0;
     writer->piece = 0;
@@ -83,16 +87,15 @@ static void add_token_text(bt_text *out, const char *bytes, size_t count) {
     bt_text_add(out, "\"", 1);
 }
 
-static void add_logprob_row(const reply_writer *writer, bt_text *out, const token_row *row) {
+/* [logprob, id, null or text] behind the logprob. */
+static void add_token(const reply_writer *writer, bt_text *out, int32_t id) {
     const char *bytes = "";
     size_t count = 0;
-    bt_text_add(out, "[", 1);
-    add_logprob(out, row->token_logprob);
     bt_text_add(out, ",", 1);
-    bt_json_add_int(out, row->token);
+    bt_json_add_int(out, id);
     bt_text_add(out, ",", 1);
-    if (writer->generation->request->wants_logprob_text) {
-        (void)tokenizer_token_bytes(writer->generation->tokenizer, row->token, &bytes, &count);
+    if (writer->request->wants_logprob_text) {
+        (void)tokenizer_token_bytes(writer->tokenizer, id, &bytes, &count);
         add_token_text(out, bytes, count);
     } else {
         bt_text_add_string(out, "null");
@@ -100,10 +103,39 @@ static void add_logprob_row(const reply_writer *writer, bt_text *out, const toke
     bt_text_add(out, "]", 1);
 }
 
-static void add_chat_logprob_row(const reply_writer *writer, bt_text *out, const token_row *row) {
+static void add_logprob_entry(const reply_writer *writer, bt_text *out, float logprob, int32_t id) {
+    bt_text_add(out, "[", 1);
+    add_logprob(out, logprob);
+    add_token(writer, out, id);
+}
+
+static void add_top_list(const reply_writer *writer, bt_text *out, const row_top *top,
+                         uint32_t count) {
+    bt_text_add(out, "[", 1);
+    for (uint32_t i = 0; i < count; i++) {
+        if (i > 0) bt_text_add(out, ",", 1);
+        add_logprob_entry(writer, out, top[i].logprob, top[i].id);
+    }
+    bt_text_add(out, "]", 1);
+}
+
+/* In the order in which the ids were asked for. */
+static void add_id_list(const reply_writer *writer, bt_text *out, const float *logprobs,
+                        uint32_t count) {
+    const int32_t *ids = writer->request->logprob_ids.ids;
+    bt_text_add(out, "[", 1);
+    for (uint32_t i = 0; i < count; i++) {
+        if (i > 0) bt_text_add(out, ",", 1);
+        add_logprob_entry(writer, out, logprobs[i], ids[i]);
+    }
+    bt_text_add(out, "]", 1);
+}
+
+/* {"token":...,"bytes":[...],"logprob":... without the closing brace. */
+static void add_chat_token(const reply_writer *writer, bt_text *out, int32_t id, float logprob) {
     const char *bytes = "";
     size_t count = 0;
-    (void)tokenizer_token_bytes(writer->generation->tokenizer, row->token, &bytes, &count);
+    (void)tokenizer_token_bytes(writer->tokenizer, id, &bytes, &count);
     bt_text_add_string(out, "{\"token\":");
     add_token_text(out, bytes, count);
     bt_text_add_string(out, ",\"bytes\":[");
@@ -112,8 +144,18 @@ static void add_chat_logprob_row(const reply_writer *writer, bt_text *out, const
         bt_json_add_int(out, (unsigned char)bytes[i]);
     }
     bt_text_add_string(out, "],\"logprob\":");
-    add_logprob(out, row->token_logprob);
-    bt_text_add_string(out, ",\"top_logprobs\":[]}");
+    add_logprob(out, logprob);
+}
+
+static void add_chat_logprob_row(const reply_writer *writer, bt_text *out, const token_row *row) {
+    add_chat_token(writer, out, row->token, row->token_logprob);
+    bt_text_add_string(out, ",\"top_logprobs\":[");
+    for (uint32_t i = 0; i < row->top_count; i++) {
+        if (i > 0) bt_text_add(out, ",", 1);
+        add_chat_token(writer, out, row->top[i].id, row->top[i].logprob);
+        bt_text_add(out, "}", 1);
+    }
+    bt_text_add_string(out, "]}");
 }
 
 static void add_mask_row(bt_text *out, const token_row *row) {
@@ -148,15 +190,56 @@ static bt_status add_stored_row(reply_writer *writer, bt_text *out, reply_piece_
     status = row_record_decode(record, bytes, writer->mask_max_tokens, &row, &used);
     if (status != BT_OK || used != bytes) return BT_ERR_WORKER_INTERNAL;
     switch (kind) {
-    case REPLY_LOGPROBS: add_logprob_row(writer, out, &row); break;
+    case REPLY_LOGPROBS: add_logprob_entry(writer, out, row.token_logprob, row.token); break;
+    case REPLY_TOP_LOGPROBS: add_top_list(writer, out, row.top, row.top_count); break;
+    case REPLY_ID_LOGPROBS: add_id_list(writer, out, row.id_logprobs, row.id_logprob_count); break;
     case REPLY_CHAT_LOGPROBS: add_chat_logprob_row(writer, out, &row); break;
     case REPLY_MASK: add_mask_row(out, &row); break;
     case REPLY_MASK_LOGPROBS: add_mask_logprob_row(out, &row); break;
     case REPLY_LITERAL:
     case REPLY_TEXT:
     case REPLY_IDS:
-    case REPLY_PROMPT_IDS: BT_ASSERT(false);
+    case REPLY_PROMPT_IDS:
+    case REPLY_INPUT_LOGPROBS:
+    case REPLY_INPUT_TOP_LOGPROBS:
+    case REPLY_INPUT_ID_LOGPROBS: BT_ASSERT(false);
     }
+    return BT_OK;
+}
+
+/* ---- the prompt ------------------------------------------------------------------------------ */
+
+/* Entry `position` of the prompt; the one at logprob_start_len has no log-probabilities. */
+static bt_status add_prompt_entry(reply_writer *writer, bt_text *out, reply_piece_kind kind) {
+    prompt_logprobs *p = writer->prompt;
+    const int32_t id = writer->request->prompt.ids[p->from + writer->position];
+    prompt_entry entry;
+    if (writer->position == 0) {
+        bt_text_add_string(out, kind == REPLY_INPUT_LOGPROBS ? "[null" : "null");
+        if (kind == REPLY_INPUT_LOGPROBS) add_token(writer, out, id);
+        return BT_OK;
+    }
+    bt_status status = prompt_logprobs_next(p, &writer->place, &entry);
+    if (status != BT_OK) return status;
+    if (kind == REPLY_INPUT_LOGPROBS) {
+        add_logprob_entry(writer, out, entry.logprob, id);
+    } else if (kind == REPLY_INPUT_TOP_LOGPROBS) {
+        add_top_list(writer, out, entry.top, p->top_count);
+    } else {
+        add_id_list(writer, out, entry.id_logprobs, p->id_count);
+    }
+    return BT_OK;
+}
+
+static bt_status write_prompt(reply_writer *writer, bt_text *out, reply_piece_kind kind,
+                              bool *is_complete_out) {
+    if (writer->position == 0) writer->place = reply_store_begin(&writer->prompt->store);
+    bt_text_add(out, writer->position == 0 ? "[" : ",", 1);
+    bt_status status = add_prompt_entry(writer, out, kind);
+    if (status != BT_OK) return status;
+    writer->position++;
+    *is_complete_out = writer->position > writer->prompt->count;
+    if (*is_complete_out) bt_text_add(out, "]", 1);
     return BT_OK;
 }
 
@@ -231,9 +314,15 @@ static bt_status write_piece(reply_writer *writer, bt_text *out, bool *is_comple
                                      range->row_to - range->row_from);
         return BT_OK;
     case REPLY_PROMPT_IDS:
-        *is_complete_out = write_ids(writer, out, g->request->prompt.ids, g->request->prompt.count);
+        *is_complete_out =
+            write_ids(writer, out, writer->request->prompt.ids, writer->request->prompt.count);
         return BT_OK;
+    case REPLY_INPUT_LOGPROBS:
+    case REPLY_INPUT_TOP_LOGPROBS:
+    case REPLY_INPUT_ID_LOGPROBS: return write_prompt(writer, out, piece->kind, is_complete_out);
     case REPLY_LOGPROBS:
+    case REPLY_TOP_LOGPROBS:
+    case REPLY_ID_LOGPROBS:
     case REPLY_CHAT_LOGPROBS:
     case REPLY_MASK:
     case REPLY_MASK_LOGPROBS: return write_rows(writer, out, piece->kind, is_complete_out);

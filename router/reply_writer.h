@@ -1,13 +1,14 @@
-/* Writes one JSON reply (or one event of a stream) in portions: literal text and lists over a range
- * of rows, in the order they were added. Nothing is formatted before there is room for it, so a
- * reply of any size costs only its packed rows.
+/* Writes the JSON of one sample (a reply, a part of one, an event of a stream) in portions: literal
+ * text and lists over a range of rows, in the order they were added. Nothing is formatted before
+ * there is room for it, so a reply of any size costs only its packed rows.
  *
- * The writer borrows generation and store; both may grow while it writes, what it writes is the
- * range it was started with. */
+ * The writer borrows what it was started with; generation and store may grow while it writes, what
+ * it writes is the range it was started with. */
 #ifndef BT_ROUTER_REPLY_WRITER_H
 #define BT_ROUTER_REPLY_WRITER_H
 
 #include "router/generation.h"
+#include "router/prompt_logprobs.h"
 #include "router/reply_store.h"
 
 enum { REPLY_PIECES_MAX = 32 };
@@ -18,9 +19,16 @@ typedef enum reply_piece_kind {
     REPLY_IDS,           /* [id, ...] */
     REPLY_PROMPT_IDS,    /* [id, ...] of the whole prompt */
     REPLY_LOGPROBS,      /* [[logprob, id, null or text], ...] */
+    REPLY_TOP_LOGPROBS,  /* [[[logprob, id, null or text], ...], ...] */
+    REPLY_ID_LOGPROBS,   /* the same */
     REPLY_CHAT_LOGPROBS, /* [{"token":...}, ...] */
     REPLY_MASK,          /* [[id, ...], ...] */
     REPLY_MASK_LOGPROBS, /* [x, ...] or [[x, ...], ...] */
+    /* Of the prompt, whatever the range; the first entry has null for a log-probability, or is
+     * null. */
+    REPLY_INPUT_LOGPROBS,
+    REPLY_INPUT_TOP_LOGPROBS,
+    REPLY_INPUT_ID_LOGPROBS,
 } reply_piece_kind;
 
 typedef struct reply_piece {
@@ -36,23 +44,27 @@ typedef struct reply_range {
 } reply_range;
 
 typedef struct reply_writer {
-    const generation *generation;
-    reply_store *store;
+    const api_request *request;
+    const tokenizer *tokenizer;
+    prompt_logprobs *prompt;
     uint32_t mask_max_tokens;
+    const generation *generation; /* of the sample */
+    reply_store *store;
     bt_text literals;
     reply_piece pieces[REPLY_PIECES_MAX];
     uint32_t piece_count;
     reply_range range;
     uint32_t piece;    /* being written */
     size_t position;   /* in it */
-    reply_place place; /* of row `position` */
+    reply_place place; /* of row `position`, or entry of the prompt */
 } reply_writer;
 
-void reply_writer_init(reply_writer *writer, const generation *g, reply_store *store,
-                       uint32_t mask_max_tokens);
+void reply_writer_init(reply_writer *writer, const api_request *request, const tokenizer *t,
+                       prompt_logprobs *prompt, uint32_t mask_max_tokens);
 void reply_writer_fini(reply_writer *writer);
-/* Begins another reply over `range`; nothing may be left of the one before. */
-void reply_writer_start(reply_writer *writer, const reply_range *range);
+/* Begins another text over `range` of a sample; nothing may be left of the one before. */
+void reply_writer_start(reply_writer *writer, const generation *g, reply_store *store,
+                        const reply_range *range);
 /* Where the caller appends literal text; valid until the next call. */
 bt_text *reply_writer_literal(reply_writer *writer);
 void reply_writer_add(reply_writer *writer, reply_piece_kind kind);

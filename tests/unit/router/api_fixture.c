@@ -51,9 +51,17 @@ static void on_cancel(void *context) {
     ((api_fixture *)context)->cancel_count++;
 }
 
+static void on_cancel_sample(void *context, uint32_t sample) {
+    api_fixture *f = context;
+    assert_int_equal(f->cancelled_samples[sample], 0);
+    assert_false(f->call.samples[sample].has_ended);
+    f->cancelled_samples[sample]++;
+}
+
 static void on_grant(void *context, uint32_t sample, uint64_t bytes) {
-    (void)sample;
-    ((api_fixture *)context)->granted_bytes += bytes;
+    api_fixture *f = context;
+    f->granted_bytes += bytes;
+    f->granted[sample] += bytes;
 }
 
 static uint64_t now_us(void *context) {
@@ -110,6 +118,9 @@ static void forget(api_fixture *f) {
     f->cut_count = 0;
     f->cancel_count = 0;
     f->granted_bytes = 0;
+    memset(f->granted, 0, sizeof(f->granted));
+    memset(f->cancelled_samples, 0, sizeof(f->cancelled_samples));
+    f->retractions = 0;
     f->room = SIZE_MAX;
 }
 
@@ -137,7 +148,10 @@ bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
         .limits = &f->limits,
         .time = {.clock = {now_us, f}, .wall_seconds = wall_seconds},
         .output = output,
-        .backend = {.cancel = on_cancel, .grant = on_grant, .context = f},
+        .backend = {.cancel = on_cancel,
+                    .cancel_sample = on_cancel_sample,
+                    .grant = on_grant,
+                    .context = f},
         .scratch = &f->scratch,
         .started_us = f->now_us,
     };
@@ -155,7 +169,12 @@ bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
         api_answer_failure(&output, &failure);
         return false;
     }
-    api_call_init(&f->call, &options, &request);
+    if (api_call_init(&f->call, &options, &request) != BT_OK) {
+        failure = (api_failure){.http_status = 503, .text = "out of memory"};
+        api_request_fini(&request);
+        api_answer_failure(&output, &failure);
+        return false;
+    }
     f->is_running = true;
     f->now_us += 41000;
     return true;
@@ -163,19 +182,23 @@ bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static void feed(api_fixture *f, const token_row *row) {
+void api_fixture_feed(api_fixture *f, uint32_t sample, const token_row *row) {
     uint64_t record[1024];
     size_t bytes = row_record_bytes(token_row_widths(row));
     assert_true(bytes <= sizeof(record));
     row_record_encode(row, (uint8_t *)record);
-    api_call_on_rows(&f->call, 0, (const uint8_t *)record, bytes, f->cached_tokens);
+    api_call_on_rows(&f->call, sample, (const uint8_t *)record, bytes, f->cached_tokens);
 }
 
-void api_fixture_row(api_fixture *f, int32_t token, float logprob) {
+void api_fixture_sample_row(api_fixture *f, uint32_t sample, int32_t token, float logprob) {
     const token_row row = {.token = token,
                            .has_logprob = f->call.request.generation.wants_logprob,
                            .token_logprob = logprob};
-    feed(f, &row);
+    api_fixture_feed(f, sample, &row);
+}
+
+void api_fixture_row(api_fixture *f, int32_t token, float logprob) {
+    api_fixture_sample_row(f, 0, token, logprob);
 }
 
 void api_fixture_mask_row(api_fixture *f, int32_t token, float logprob, float selected,
@@ -188,41 +211,89 @@ void api_fixture_mask_row(api_fixture *f, int32_t token, float logprob, float se
                            .support_count = count,
                            .support_ids = ids,
                            .support_logprobs = logprobs};
-    feed(f, &row);
+    api_fixture_feed(f, 0, &row);
 }
 
-void api_fixture_text(api_fixture *f, const char *text) {
+void api_fixture_sample_text(api_fixture *f, uint32_t sample, const char *text) {
     for (; *text != 0; text++) {
-        api_fixture_row(f, (unsigned char)*text, -1.0f);
+        api_fixture_sample_row(f, sample, (unsigned char)*text, -1.0f);
     }
 }
 
-static void end(api_fixture *f, const dispatch_end *end) {
+void api_fixture_text(api_fixture *f, const char *text) {
+    api_fixture_sample_text(f, 0, text);
+}
+
+void api_fixture_prompt(api_fixture *f, uint32_t first, const float *entries, uint32_t count) {
+    const size_t bytes = proto_prompt_logprob_bytes(&f->call.request.generation) * count;
+    /* In a block of its own size, at no good alignment. */
+    uint8_t *copy = malloc(bytes + 1);
+    assert_non_null(copy);
+    memcpy(copy + 1, entries, bytes);
+    const dispatch_prompt_logprobs given = {
+        .first_position = first, .count = count, .entries = copy + 1, .bytes = bytes};
+    api_call_on_prompt_logprobs(&f->call, &given);
+    free(copy);
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+static dispatch_end end_of(const api_fixture *f, const dispatch_end *end, uint32_t sample) {
     dispatch_end told = *end;
     told.cached_tokens = f->cached_tokens;
+    told.retractions = f->retractions;
+    if (told.status == BT_OK) told.rows_total = f->call.samples[sample].generation.count;
+    return told;
+}
+
+static void end_sample(api_fixture *f, uint32_t sample, const dispatch_end *end) {
+    const dispatch_end told = end_of(f, end, sample);
+    api_call_on_sample_end(&f->call, sample, &told);
+}
+
+static dispatch_end failure_of(bt_status status, int http_status, const char *text) {
+    dispatch_end e = {.status = status, .http_status = http_status, .finish = PROTO_FINISH_ERROR};
+    snprintf(e.text, sizeof(e.text), "%s", text);
+    return e;
+}
+
+static const dispatch_end LENGTH = {.http_status = 200, .finish = PROTO_FINISH_LENGTH};
+
+void api_fixture_sample_length(api_fixture *f, uint32_t sample) {
+    end_sample(f, sample, &LENGTH);
+}
+
+void api_fixture_sample_stop(api_fixture *f, uint32_t sample, int32_t matched) {
+    const dispatch_end e = {.http_status = 200, .finish = PROTO_FINISH_STOP, .matched_id = matched};
+    end_sample(f, sample, &e);
+}
+
+void api_fixture_sample_fail(api_fixture *f, uint32_t sample, bt_status status, int http_status,
+                             const char *text) {
+    const dispatch_end e = failure_of(status, http_status, text);
+    end_sample(f, sample, &e);
+}
+
+/* As the dispatch does: every sample that has not ended, then the request. */
+static void end(api_fixture *f, const dispatch_end *end) {
+    for (uint32_t i = 0; i < f->call.request.generation.samples; i++) {
+        if (!f->call.samples[i].has_ended) end_sample(f, i, end);
+    }
+    const dispatch_end told = end_of(f, end, 0);
     api_call_on_end(&f->call, &told);
 }
 
 void api_fixture_length(api_fixture *f) {
-    const dispatch_end e = {.status = BT_OK,
-                            .http_status = 200,
-                            .finish = PROTO_FINISH_LENGTH,
-                            .rows_total = f->call.generation.count};
-    end(f, &e);
+    end(f, &LENGTH);
 }
 
 void api_fixture_stop(api_fixture *f, int32_t matched) {
-    const dispatch_end e = {.status = BT_OK,
-                            .http_status = 200,
-                            .finish = PROTO_FINISH_STOP,
-                            .matched_id = matched,
-                            .rows_total = f->call.generation.count};
+    const dispatch_end e = {.http_status = 200, .finish = PROTO_FINISH_STOP, .matched_id = matched};
     end(f, &e);
 }
 
 void api_fixture_fail(api_fixture *f, bt_status status, int http_status, const char *text) {
-    dispatch_end e = {.status = status, .http_status = http_status, .finish = PROTO_FINISH_ERROR};
-    snprintf(e.text, sizeof(e.text), "%s", text);
+    const dispatch_end e = failure_of(status, http_status, text);
     end(f, &e);
 }
 

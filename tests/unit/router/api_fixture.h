@@ -31,8 +31,11 @@ typedef struct api_fixture {
     size_t room; /* SIZE_MAX: as much as wanted */
     /* What the backend was told. */
     unsigned cancel_count;
-    uint64_t granted_bytes;
-    uint32_t cached_tokens; /* what rows and end say */
+    unsigned cancelled_samples[PROTO_SAMPLES_MAX];
+    uint64_t granted_bytes; /* of all samples */
+    uint64_t granted[PROTO_SAMPLES_MAX];
+    uint32_t cached_tokens; /* what rows and ends say */
+    uint32_t retractions;   /* what ends say */
 } api_fixture;
 
 /* For cmocka: *state becomes an api_fixture. */
@@ -41,13 +44,24 @@ int api_fixture_tear_down(void **state);
 
 /* Starts a request. true: it waits for rows; false: it was answered (with an error). */
 bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body);
-/* One row. A plain one; one with a mask (logprobs NULL: selected mode). */
+/* One row of a sample. */
+void api_fixture_feed(api_fixture *f, uint32_t sample, const token_row *row);
+void api_fixture_sample_row(api_fixture *f, uint32_t sample, int32_t token, float logprob);
+/* The bytes of text, one token each. */
+void api_fixture_sample_text(api_fixture *f, uint32_t sample, const char *text);
+/* The same of the first sample; and a row with a mask (logprobs NULL: selected mode). */
 void api_fixture_row(api_fixture *f, int32_t token, float logprob);
 void api_fixture_mask_row(api_fixture *f, int32_t token, float logprob, float selected,
                           const int32_t *ids, const float *logprobs, uint32_t count);
-/* The bytes of text, one token each. */
 void api_fixture_text(api_fixture *f, const char *text);
-/* The end of the request, rows_total as they were given. */
+/* Entries for prompt positions from `first` on, as they travel. */
+void api_fixture_prompt(api_fixture *f, uint32_t first, const float *entries, uint32_t count);
+/* The end of a sample, rows_total as they were given. */
+void api_fixture_sample_length(api_fixture *f, uint32_t sample);
+void api_fixture_sample_stop(api_fixture *f, uint32_t sample, int32_t matched);
+void api_fixture_sample_fail(api_fixture *f, uint32_t sample, bt_status status, int http_status,
+                             const char *text);
+/* The end of all samples that have none yet, and then of the request. */
 void api_fixture_length(api_fixture *f);
 void api_fixture_stop(api_fixture *f, int32_t matched);
 void api_fixture_fail(api_fixture *f, bt_status status, int http_status, const char *text);

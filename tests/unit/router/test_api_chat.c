@@ -35,7 +35,7 @@ static void expect(const api_fixture *f, const char *format, const char *prompt)
     /* %P prompt tokens, %T total with two tokens, %I prompt ids. */
     size_t used = 0;
     snprintf(number, sizeof(number), "%u", count);
-    snprintf(total, sizeof(total), "%u", count + f->call.generation.count);
+    snprintf(total, sizeof(total), "%u", count + f->call.samples[0].generation.count);
     snprintf(text, sizeof(text), "%s", format);
     for (const char *at = text; *at != 0; at++) {
         const char *part = at[0] != '%'   ? NULL

@@ -1,0 +1,173 @@
+/* What happens to one sample: rows in, an end, each named once. A stop string is found here before
+ * the backend knows; whatever it sends of the sample afterwards is dropped. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/row_stream.h"
+#include "router/api_format.h"
+#include "router/http_status.h"
+
+void api_sample_init(api_call *call, uint32_t sample) {
+    api_sample *s = &call->samples[sample];
+    generation_init(&s->generation, &call->request, call->options.settings->tokenizer);
+    reply_store_init(&s->store, call->options.limits);
+}
+
+void api_sample_fini(api_sample *s) {
+    reply_store_fini(&s->store);
+    generation_fini(&s->generation);
+}
+
+/* ---- failures -------------------------------------------------------------------------------- */
+
+void api_sample_abort(api_sample *s, int http_status, const char *text) {
+    if (api_sample_is_over(s)) return;
+    s->finish.kind = API_FINISH_ABORT;
+    s->finish.http_status = http_status;
+    snprintf(s->finish.text, sizeof(s->finish.text), "%s", text);
+}
+
+void api_sample_fail(api_call *call, api_sample *s, bt_status status) {
+    if (status == BT_ERR_REQUEST_FULL) {
+        char text[PROTO_TEXT_MAX];
+        snprintf(text, sizeof(text),
+                 "the replies being held need more than --reply-spill-bytes=%llu",
+                 (unsigned long long)call->options.limits->spill.bytes_max);
+        api_sample_abort(s, 503, text);
+    } else {
+        api_sample_abort(s, http_status_of(status), bt_status_string(status));
+    }
+    s->wants_cancel = true;
+}
+
+/* The three sentences that clients look for are kept word for word. */
+static void take_failure(api_call *call, api_sample *s, const dispatch_end *end) {
+    char text[PROTO_TEXT_MAX];
+    int http_status = end->http_status >= 400 ? end->http_status : 500;
+    if (end->status == BT_ERR_REQUEST_OVERFLOW) {
+        snprintf(text, sizeof(text),
+                 "Sampling support exceeds --sampling-mask-max-tokens=%u, commonly because of "
+                 "cutoff ties. Lower top_k to leave more headroom or increase the server limit.",
+                 call->options.settings->mask_max_tokens);
+        api_sample_abort(s, 400, text);
+        return;
+    }
+    if (end->status == BT_ERR_REQUEST_CAPTURE) {
+        bool is_known = strstr(end->text, "captured sampling support") != NULL;
+        api_sample_abort(s, 500,
+                         is_known ? end->text
+                                  : "The sampling backend selected a token outside its captured "
+                                    "sampling support.");
+        return;
+    }
+    if (end->status == BT_ERR_REQUEST_CANCELLED) {
+        api_sample_abort(s, 0, "Aborted");
+        return;
+    }
+    api_sample_abort(s, http_status, end->text[0] != 0 ? end->text : bt_status_string(end->status));
+}
+
+static void take_success(api_call *call, api_sample *s, const dispatch_end *end) {
+    bt_status status = generation_finish(&s->generation);
+    if (status != BT_OK) {
+        api_sample_fail(call, s, status);
+    } else if (s->generation.is_stopped) {
+        s->finish.kind = API_FINISH_STOP_STRING;
+    } else if (end->rows_total != s->generation.count) {
+        api_sample_abort(s, 500, "rows of the reply were lost");
+    } else if (end->finish == PROTO_FINISH_STOP) {
+        s->finish.kind = API_FINISH_STOP_ID;
+        s->finish.matched_id = end->matched_id;
+    } else {
+        s->finish.kind = API_FINISH_LENGTH;
+    }
+}
+
+void api_sample_take_end(api_call *call, api_sample *s, const dispatch_end *end) {
+    s->has_ended = true;
+    s->retractions = end->retractions;
+    if (!api_sample_is_over(s)) {
+        if (end->status == BT_OK) {
+            take_success(call, s, end);
+        } else {
+            take_failure(call, s, end);
+        }
+    }
+    if (generation_finish(&s->generation) != BT_OK) api_sample_fail(call, s, BT_ERR_WORKER_MEMORY);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* A log-probability that is no number means that the forward pass broke. */
+static bool has_numbers(const token_row *row) {
+    bool is_good = row->has_logprob == 0 || !isnan(row->token_logprob);
+    for (uint32_t i = 0; i < row->top_count; i++) {
+        is_good = is_good && !isnan(row->top[i].logprob);
+    }
+    for (uint32_t i = 0; i < row->id_logprob_count; i++) {
+        is_good = is_good && !isnan(row->id_logprobs[i]);
+    }
+    return is_good;
+}
+
+static bt_status take_row(api_call *call, api_sample *s, const uint8_t *record,
+                          const token_row *row, size_t bytes) {
+    if (!has_numbers(row)) return BT_ERR_WORKER_INTERNAL;
+    if (row->id_logprob_count != call->request.generation.logprob_id_count)
+        return BT_ERR_PEER_PROTOCOL;
+    /* The row first: what a failure sends covers the tokens that were taken, each with its row. */
+    bt_status status = call->stores_rows ? reply_store_append(&s->store, record, bytes) : BT_OK;
+    if (status != BT_OK) return status;
+    return generation_push(&s->generation, row->token);
+}
+
+bt_status api_sample_take_rows(api_call *call, api_sample *s, const uint8_t *records,
+                               size_t bytes) {
+    bt_status status = BT_OK;
+    size_t at = 0;
+    while (at < bytes && status == BT_OK && !api_sample_is_over(s)) {
+        token_row row;
+        size_t used;
+        status = row_record_decode(records + at, bytes - at,
+                                   call->options.settings->mask_max_tokens, &row, &used);
+        if (status == BT_OK && used == 0) status = BT_ERR_PEER_PROTOCOL;
+        if (status == BT_OK) status = take_row(call, s, records + at, &row, used);
+        at += used;
+        if (status != BT_OK || !s->generation.is_stopped) continue;
+        s->finish.kind = API_FINISH_STOP_STRING;
+        s->wants_cancel = true;
+    }
+    return status;
+}
+
+/* ---- all samples ----------------------------------------------------------------------------- */
+
+bool api_samples_are_over(const api_call *call) {
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        if (!api_sample_is_over(&call->samples[i])) return false;
+    }
+    return true;
+}
+
+bool api_samples_are_failed(const api_call *call) {
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        if (!api_sample_is_failed(&call->samples[i])) return false;
+    }
+    return true;
+}
+
+/* Ours, then the cluster's, then the client's. */
+static int severity_of(int http_status) {
+    if (http_status == 500) return 3;
+    return http_status > 500 ? 2 : 1;
+}
+
+const api_finish *api_samples_worst(const api_call *call) {
+    const api_finish *worst = &call->samples[0].finish;
+    for (uint32_t i = 1; i < api_samples_of(call); i++) {
+        const api_finish *finish = &call->samples[i].finish;
+        if (severity_of(finish->http_status) > severity_of(worst->http_status)) worst = finish;
+    }
+    return worst;
+}

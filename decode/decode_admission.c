@@ -1,7 +1,5 @@
-/* Who gets pages, a slot and a place: reservations, and what the handoff says about them. */
+/* Who gets pages, slots and places: reservations; the prompt's words; cancels; CAPACITY. */
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/assert.h"
@@ -10,23 +8,13 @@
 
 /* ---- RESERVE --------------------------------------------------------------------------------- */
 
-static void answer(decode_core *core, proto_attempt id, bt_status status, row_slot slot,
-                   const char *text) {
+static void refuse(decode_core *core, proto_attempt id, bt_status status, const char *text) {
     proto_message message = {.kind = PROTO_RESERVATION};
-    message.reservation = (proto_reservation){
-        .attempt = id,
-        .status = status,
-        .slot_count = status == BT_OK ? 1 : 0,
-        .slots = {{.index = slot.index, .generation = slot.generation}},
-    };
+    message.reservation = (proto_reservation){.attempt = id, .status = status};
     proto_text_copy(message.reservation.text, sizeof message.reservation.text, text);
-    if (status == BT_OK) {
-        core->accepted_total++;
-    } else {
-        core->refused_total++;
-        bt_log_debug("decode", "attempt " DECODE_ID_FORMAT " refused: %s: %s", DECODE_ID_ARGS(id),
-                     bt_status_string(status), text);
-    }
+    core->refused_total++;
+    bt_log_debug("decode", "attempt " DECODE_ID_FORMAT " refused: %s: %s", DECODE_ID_ARGS(id),
+                 bt_status_string(status), text);
     if (status == BT_ERR_REQUEST_FULL) {
         core->owes_capacity = true;
         core->has_released = false;
@@ -34,29 +22,31 @@ static void answer(decode_core *core, proto_attempt id, bt_status status, row_sl
     core->options.ops.send(core->options.ops.context, PROTO_LANE_CONTROL, &message);
 }
 
+static void accept(decode_core *core, const decode_attempt *a) {
+    proto_message message = {.kind = PROTO_RESERVATION};
+    proto_reservation *r = &message.reservation;
+    r->attempt = a->id;
+    r->slot_count = a->generation.samples;
+    for (uint32_t i = 0; i < r->slot_count; i++) {
+        const row_slot slot = a->samples[i]->slot;
+        r->slots[i] = (proto_slot){.index = slot.index, .generation = slot.generation};
+    }
+    core->accepted_total++;
+    core->options.ops.send(core->options.ops.context, PROTO_LANE_CONTROL, &message);
+}
+
 /* What can never be served here, whatever becomes free. */
-static bt_status check_reserve(decode_core *core, const proto_reserve *r, uint32_t *pages_out,
-                               bt_error *error) {
+static bt_status check_size(const decode_core *core, const proto_reserve *r, bt_error *error) {
     const decode_core_options *o = &core->options;
     const uint64_t tokens = (uint64_t)r->prompt_tokens + r->generation.max_new_tokens;
-    if (r->attempt.router_incarnation != core->member.session.welcome.router_incarnation) {
-        return bt_fail(error, BT_ERR_REQUEST_STALE, "the attempt is of another router incarnation");
-    }
-    const bt_status status = proto_generation_check(&r->generation, error);
-    if (status != BT_OK) return status;
-    if (r->prompt_tokens == 0 || r->generation.max_new_tokens == 0 || r->deadline_ms == 0) {
-        return bt_fail(error, BT_ERR_REQUEST_INVALID,
-                       "a reservation of %" PRIu32 " prompt tokens, %" PRIu32
-                       " new tokens and %" PRIu32 " ms",
-                       r->prompt_tokens, r->generation.max_new_tokens, r->deadline_ms);
-    }
     if (tokens > o->context_tokens) {
         return bt_fail(error, BT_ERR_REQUEST_TOO_LARGE,
                        "%" PRIu32 " prompt tokens and %" PRIu32
                        " new tokens are more than the context of %" PRIu32,
                        r->prompt_tokens, r->generation.max_new_tokens, o->context_tokens);
     }
-    /* The last token is drawn and never fed back: its KV is not written. */
+    /* The last token is drawn and never fed back: its KV is not written. Samples need not run at
+     * the same time, so one must fit. */
     const uint64_t kv_tokens = tokens - 1;
     const uint32_t pages = kv_pages_for((uint32_t)kv_tokens, o->page_tokens);
     const uint32_t total = kv_pool_count(o->pages).total;
@@ -66,41 +56,107 @@ static bt_status check_reserve(decode_core *core, const proto_reserve *r, uint32
                        " KV pages; this decode worker has %" PRIu32,
                        kv_tokens, pages, total);
     }
-    *pages_out = pages;
-    return BT_OK;
-}
-
-static bt_status acquire(decode_core *core, decode_attempt *a, uint32_t page_count,
-                         bt_error *error) {
-    const decode_core_options *o = &core->options;
-    const uint32_t mode = a->generation.mask_mode;
-    bt_status status = row_pool_acquire(core->member.rows, &a->slot);
-    if (status != BT_OK) return bt_fail(error, status, "no row slot is free");
-    a->has_slot = true;
-    status = kv_pool_acquire(o->pages, decode_owner(a), page_count, a->pages);
-    if (status != BT_OK) {
-        return bt_fail(error, status, "%" PRIu32 " KV pages are needed, %" PRIu32 " are free",
-                       page_count, kv_pool_count(o->pages).free);
+    if (r->generation.samples > o->sequences_max) {
+        return bt_fail(error, BT_ERR_REQUEST_TOO_LARGE,
+                       "%" PRIu32 " samples; the batch of this decode worker has %" PRIu32
+                       " places",
+                       r->generation.samples, o->sequences_max);
     }
-    a->page_count = page_count;
-    const row_queue_options queue = {.mask_mode = mode,
-                                     .cap = membership_cap(&core->member),
-                                     .bytes_max = decode_queue_bytes_max(core, mode)};
-    status = row_queue_create(&queue, &a->queue);
-    if (status == BT_OK && mode != SAMPLER_MASK_OFF) status = decode_step_need_masks(core);
-    if (status != BT_OK) return bt_fail(error, status, "no memory for rows");
     return BT_OK;
 }
 
-static bt_status expect(decode_core *core, decode_attempt *a, bt_error *error) {
+static bt_status check_reserve(const decode_core *core, const proto_reserve *r, bt_error *error) {
+    const proto_generation *g = &r->generation;
+    if (r->attempt.router_incarnation != core->member.session.welcome.router_incarnation) {
+        return bt_fail(error, BT_ERR_REQUEST_STALE, "the attempt is of another router incarnation");
+    }
+    const bt_status status = proto_generation_check(g, error);
+    if (status != BT_OK) return status;
+    if (r->prompt_tokens == 0 || g->max_new_tokens == 0 || r->deadline_ms == 0) {
+        return bt_fail(error, BT_ERR_REQUEST_INVALID,
+                       "a reservation of %" PRIu32 " prompt tokens, %" PRIu32
+                       " new tokens and %" PRIu32 " ms",
+                       r->prompt_tokens, g->max_new_tokens, r->deadline_ms);
+    }
+    for (uint32_t i = 0; i < g->banned_id_count; i++) {
+        if ((uint32_t)g->stop_ids[i] < core->options.vocab_size) continue;
+        return bt_fail(error, BT_ERR_REQUEST_INVALID,
+                       "stop id %" PRId32 " is outside the vocabulary of %" PRIu32, g->stop_ids[i],
+                       core->options.vocab_size);
+    }
+    return check_size(core, r, error);
+}
+
+/* What is here may go on growing for a while before it has to retract anything: for each sample
+ * that can still grow one page stays free, and nothing new comes in while a retracted one waits.
+ * Who has the worker to itself needs no more than its prompt. */
+static bt_status check_room(const decode_core *core, const proto_reserve *r, bt_error *error) {
+    const uint32_t samples = r->generation.samples;
+    const uint32_t places = decode_free_places(core);
+    const uint32_t free_pages = kv_pool_count(core->options.pages).free;
+    uint32_t pages = kv_pages_for(r->prompt_tokens, core->options.page_tokens);
+    if (places == 0)
+        return bt_fail(error, BT_ERR_REQUEST_FULL, "every place of the batch is taken");
+    if (samples > places) {
+        return bt_fail(error, BT_ERR_REQUEST_FULL,
+                       "%" PRIu32 " samples need a place each; %" PRIu32 " of the batch are free",
+                       samples, places);
+    }
+    if (samples > row_pool_free_count(core->member.rows)) {
+        return bt_fail(error, BT_ERR_REQUEST_FULL,
+                       "%" PRIu32 " row slots are needed, %" PRIu32 " are free", samples,
+                       row_pool_free_count(core->member.rows));
+    }
+    if (decode_has_retracted(core)) {
+        return bt_fail(error, BT_ERR_REQUEST_FULL, "a retracted sample waits for KV pages");
+    }
+    uint32_t growth = 0;
+    if (core->order_count > 0) {
+        growth =
+            decode_growth_reserve(core) + decode_growth_of(core, r->prompt_tokens, &r->generation);
+    }
+    if (free_pages >= pages + growth) return BT_OK;
+    return bt_fail(error, BT_ERR_REQUEST_FULL,
+                   "%" PRIu32 " KV pages are needed and %" PRIu32 " for growth, %" PRIu32
+                   " are free",
+                   pages, growth, free_pages);
+}
+
+/* All of it, or a status; what was taken is the samples'. */
+static bt_status acquire(decode_core *core, decode_attempt *a, bt_error *error) {
+    const decode_core_options *o = &core->options;
+    decode_sample *first = a->samples[0];
+    const uint32_t pages = kv_pages_for(a->prompt_tokens, o->page_tokens);
+    bt_status status = kv_pool_acquire(o->pages, decode_owner(a), pages, first->pages);
+    if (status != BT_OK) return bt_fail(error, status, "no KV pages");
+    first->page_count = pages;
+    for (uint32_t i = 0; i < a->generation.samples; i++) {
+        decode_sample *s = a->samples[i];
+        status = row_pool_acquire(core->member.rows, &s->slot);
+        if (status != BT_OK) return bt_fail(error, status, "no row slot is free");
+        s->has_slot = true;
+        status = decode_make_queue(core, s);
+        if (status != BT_OK) return bt_fail(error, status, "no memory for rows");
+    }
+    status = decode_sampling_need(core, &a->generation);
+    if (status != BT_OK) return bt_fail(error, status, "no memory for rows");
+    status = attempt_words_init(&a->generation, a->prompt_tokens, &a->words);
+    if (status != BT_OK) return bt_fail(error, status, "no memory for the prompt");
+    return BT_OK;
+}
+
+static bt_status expect(decode_core *core, const decode_attempt *a, bt_error *error) {
+    row_slot slots[PROTO_SAMPLES_MAX];
+    for (uint32_t i = 0; i < a->generation.samples; i++)
+        slots[i] = a->samples[i]->slot;
     const handoff_offer offer = {
         .attempt = a->id,
         .peer = a->prefill,
-        .sample_count = 1,
-        .slots = &a->slot,
+        .sample_count = a->generation.samples,
+        .slots = slots,
         .prompt_tokens = a->prompt_tokens,
-        .page_count = kv_pages_for(a->prompt_tokens, core->options.page_tokens),
-        .pages = a->pages,
+        .page_count = a->samples[0]->page_count,
+        .pages = a->samples[0]->pages,
         .mask_mode = a->generation.mask_mode,
         .deadline_us = a->deadline_us,
     };
@@ -112,49 +168,77 @@ static bt_status expect(decode_core *core, decode_attempt *a, bt_error *error) {
 void decode_on_reserve(decode_core *core, const proto_reserve *r) {
     const xfer_peer prefill = {.worker_id = r->prefill_worker_id,
                                .incarnation = r->prefill_incarnation};
-    const row_slot none = {0};
     bt_error error = {0};
     if (decode_find(core, r->attempt) != NULL) {
-        answer(core, r->attempt, BT_ERR_REQUEST_DUPLICATE, none, "this attempt is here already");
+        refuse(core, r->attempt, BT_ERR_REQUEST_DUPLICATE, "this attempt is here already");
         return;
     }
-    uint32_t page_count = 0;
-    bt_status status = check_reserve(core, r, &page_count, &error);
+    bt_status status = check_reserve(core, r, &error);
     if (status == BT_OK && !peer_table_is_usable(&core->member.peers, prefill)) {
         status = bt_fail(&error, BT_ERR_PEER_GONE, "prefill worker %" PRIu32 " is not connected",
                          prefill.worker_id);
     }
+    if (status == BT_OK) status = check_room(core, r, &error);
     if (status != BT_OK) {
-        answer(core, r->attempt, status, none, error.text);
+        refuse(core, r->attempt, status, error.text);
         return;
     }
-    decode_attempt *a = decode_take_free(core);
-    if (a == NULL) {
-        answer(core, r->attempt, BT_ERR_REQUEST_FULL, none, "every place of the batch is taken");
-        return;
-    }
-    a->id = r->attempt;
-    a->generation = r->generation;
-    a->prefill = prefill;
-    a->prompt_tokens = r->prompt_tokens;
-    a->credit_bytes = r->credit_bytes;
-    decode_set_state(core, a, DECODE_RESERVED, decode_now(core) + (uint64_t)r->deadline_ms * 1000u,
-                     "reserve");
-    status = acquire(core, a, page_count, &error);
+    decode_attempt *a = decode_admit(core, r, prefill);
+    status = acquire(core, a, &error);
     if (status == BT_OK) status = expect(core, a, &error);
     if (status != BT_OK) {
         /* No transfer knows of it yet. */
-        decode_set_state(core, a, DECODE_QUARANTINE, 0, "refused");
-        decode_release(core, a, "refused");
-        answer(core, r->attempt, status, none, error.text);
+        decode_set_attempt_state(core, a, DECODE_ATTEMPT_QUARANTINE, "refused");
+        decode_release_attempt(core, a, "refused");
+        refuse(core, r->attempt, status, error.text);
         return;
     }
-    answer(core, r->attempt, BT_OK, a->slot, "");
+    accept(core, a);
 }
 
-void decode_on_cancel(decode_core *core, proto_attempt id) {
-    decode_attempt *a = decode_find(core, id);
-    if (a != NULL) decode_end(core, a, "cancelled");
+/* ---- words ----------------------------------------------------------------------------------- */
+
+bool decode_has_words(const decode_attempt *a) {
+    return attempt_words_are_complete(&a->words);
+}
+
+static void run_waiting(decode_core *core, decode_attempt *a) {
+    for (uint32_t i = 0; i < a->generation.samples; i++) {
+        decode_sample *s = a->samples[i];
+        if (s != NULL && s->state == DECODE_WAITING)
+            decode_set_state(core, s, DECODE_RUNNING, 0, "the words are there");
+    }
+}
+
+void decode_on_prompt(decode_core *core, const proto_message *message) {
+    const proto_prompt *prompt = &message->prompt;
+    decode_attempt *a = decode_find(core, prompt->attempt);
+    bt_error error = {0};
+    if (a == NULL || a->state == DECODE_ATTEMPT_QUARANTINE) return; /* it may have ended */
+    const bt_status status =
+        attempt_words_add(&a->words, prompt->first_word, message->payload, message->payload_bytes,
+                          core->options.vocab_size, &error);
+    if (status != BT_OK) {
+        bt_log(bt_log_level_of(status), "decode", "attempt " DECODE_ID_FORMAT ": %s",
+               DECODE_ID_ARGS(a->id), error.text);
+        decode_abandon_attempt(core, a, status, error.text);
+        decode_end_attempt(core, a, "bad words");
+        return;
+    }
+    if (decode_has_words(a)) run_waiting(core, a);
+}
+
+/* ---- the rest -------------------------------------------------------------------------------- */
+
+void decode_on_cancel(decode_core *core, const proto_cancel *cancel) {
+    decode_attempt *a = decode_find(core, cancel->attempt);
+    if (a == NULL) return;
+    if (cancel->sample == PROTO_ALL_SAMPLES) {
+        decode_end_attempt(core, a, "cancelled");
+        return;
+    }
+    decode_sample *s = decode_find_sample(core, cancel->attempt, cancel->sample);
+    if (s != NULL) decode_end(core, s, "cancelled");
 }
 
 /* A FULL is followed by one CAPACITY, once there is at least one of everything again. */
@@ -164,120 +248,13 @@ void decode_capacity_turn(decode_core *core) {
     core->has_released = false;
     proto_message message = {.kind = PROTO_CAPACITY};
     proto_capacity *capacity = &message.capacity;
-    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
-        capacity->sequences_free += core->attempts[i].state == DECODE_FREE;
-    }
+    capacity->sequences_free = decode_free_places(core);
     capacity->pages_free = kv_pool_count(core->options.pages).free;
     capacity->rows_free = row_pool_free_count(core->member.rows);
     if (capacity->sequences_free == 0 || capacity->pages_free == 0 || capacity->rows_free == 0) {
         return;
     }
+    if (decode_has_retracted(core)) return; /* its return counts as a release */
     core->owes_capacity = false;
     core->options.ops.send(core->options.ops.context, PROTO_LANE_CONTROL, &message);
-}
-
-/* ---- the handoff's events -------------------------------------------------------------------- */
-
-static decode_attempt *find_in(decode_core *core, proto_attempt id, decode_state state) {
-    decode_attempt *a = decode_find(core, id);
-    return a != NULL && a->state == state ? a : NULL;
-}
-
-/* The row proved that it is what prefill wrote; this checks that it answers what was asked. */
-static bt_status check_row(const decode_core *core, const decode_attempt *a,
-                           const metadata_row *row) {
-    const uint32_t vocab_size = core->options.vocab_size;
-    const proto_generation *g = &a->generation;
-    if (row->first_token < 0 || (uint32_t)row->first_token >= vocab_size) {
-        return BT_ERR_REQUEST_CORRUPT;
-    }
-    if (row->mask_mode != g->mask_mode || row->prompt_tokens != a->prompt_tokens) {
-        return BT_ERR_REQUEST_CORRUPT;
-    }
-    if ((row->has_first_logprob != 0) != (g->wants_logprob != 0)) return BT_ERR_REQUEST_CORRUPT;
-    if (g->mask_mode != SAMPLER_MASK_OFF && row->support_count == 0) return BT_ERR_REQUEST_CORRUPT;
-    for (uint32_t i = 0; i < row->support_count; i++) {
-        int32_t id = 0;
-        memcpy(&id, (const char *)row->support_ids + i * sizeof id, sizeof id);
-        if (id < 0 || (uint32_t)id >= vocab_size) return BT_ERR_REQUEST_CORRUPT;
-    }
-    return BT_OK;
-}
-
-static void on_ready(void *context, proto_attempt id, const metadata_row *row) {
-    decode_core *core = context;
-    decode_attempt *a = find_in(core, id, DECODE_RESERVED);
-    BT_ASSERT(a != NULL);
-    a->cached_tokens = row->cached_tokens;
-    bt_status status = check_row(core, a, row);
-    if (row->status == SAMPLER_OK && status == BT_OK) {
-        status = row_queue_push_first(a->queue, row);
-    }
-    const int32_t token = row->first_token;
-    const uint32_t sampler = row->status;
-    a->cap_needed = row->cap_needed;
-    decode_release_slot(core, a); /* the row's arrays end here */
-    if (sampler == SAMPLER_OVERFLOW) {
-        decode_finish_error(core, a, BT_ERR_REQUEST_OVERFLOW,
-                            "the sampling support of token 0 has %" PRIu32
-                            " entries, more than sampling_mask_max_tokens %" PRIu32,
-                            a->cap_needed, membership_cap(&core->member));
-    } else if (sampler != SAMPLER_OK) {
-        decode_finish_error(core, a, BT_ERR_REQUEST_CAPTURE,
-                            "the sampling capture of token 0 is inconsistent");
-    } else if (status != BT_OK) {
-        decode_finish_error(core, a, status, "the metadata row does not fit the request: %s",
-                            bt_status_string(status));
-    } else {
-        decode_commit(core, a, token);
-    }
-}
-
-static void on_failed(void *context, proto_attempt id, bt_status status, const char *text) {
-    decode_core *core = context;
-    decode_attempt *a = find_in(core, id, DECODE_RESERVED);
-    if (a == NULL) return;
-    bt_log(bt_log_level_of(status), "decode",
-           "attempt " DECODE_ID_FORMAT ": the handoff failed: %s: %s", DECODE_ID_ARGS(id),
-           bt_status_string(status), text);
-    decode_abandon(core, a, status, text);
-    kv_pool_quarantine(core->options.pages, decode_owner(a), a->pages, a->page_count);
-    decode_set_state(core, a, DECODE_QUARANTINE, 0, "handoff failed");
-}
-
-static void on_quiet(void *context, proto_attempt id) {
-    decode_core *core = context;
-    decode_attempt *a = find_in(core, id, DECODE_QUARANTINE);
-    BT_ASSERT(a != NULL);
-    decode_release(core, a, "quiet");
-}
-
-static void on_hello(void *context, xfer_peer peer) {
-    peer_table_on_hello(&((decode_core *)context)->member.peers, peer);
-}
-
-static void on_stuck(void *context, xfer_peer peer) {
-    peer_table_on_failed(&((decode_core *)context)->member.peers, peer, BT_ERR_PEER_TIMEOUT);
-}
-
-static void on_peer_failed(void *context, xfer_peer peer, bt_status status) {
-    peer_table_on_failed(&((decode_core *)context)->member.peers, peer, status);
-}
-
-static void on_peer_closed(void *context, xfer_peer peer) {
-    decode_core *core = context;
-    peer_table_on_closed(&core->member.peers, peer, decode_now(core));
-}
-
-handoff_receiver_events decode_receiver_events(decode_core *core) {
-    return (handoff_receiver_events){
-        .on_ready = on_ready,
-        .on_failed = on_failed,
-        .on_quiet = on_quiet,
-        .on_hello = on_hello,
-        .on_stuck = on_stuck,
-        .on_peer_failed = on_peer_failed,
-        .on_peer_closed = on_peer_closed,
-        .context = core,
-    };
 }

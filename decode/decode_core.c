@@ -16,16 +16,13 @@ enum { CHECK_US = 1000 * 1000 };
 static void end_attempts(void *context) {
     decode_core *core = context;
     core->owes_capacity = false;
-    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
-        decode_end(core, &core->attempts[i], "router gone");
-    }
+    for (uint32_t i = 0; i < core->options.sequences_max; i++)
+        decode_end_attempt(core, &core->attempts[i], "router gone");
 }
 
 static bool is_at_rest(void *context) {
     const decode_core *core = context;
-    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
-        if (core->attempts[i].state != DECODE_FREE) return false;
-    }
+    if (core->order_count > 0) return false;
     return core->receiver == NULL || handoff_receiver_active_count(core->receiver) == 0;
 }
 
@@ -64,8 +61,9 @@ static void fill_ready(void *context, proto_ready *ready) {
 static void fill_pong(void *context, proto_ping *pong) {
     const decode_core *core = context;
     pong->pages_free = kv_pool_count(core->options.pages).free;
-    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
-        pong->sequences_running += core->attempts[i].state == DECODE_RUNNING;
+    for (uint32_t i = 0; i < core->order_count; i++) {
+        const decode_state state = core->order[i]->state;
+        pong->sequences_running += state == DECODE_RUNNING || state == DECODE_RECOMPUTING;
     }
 }
 
@@ -95,6 +93,18 @@ static bt_status init_membership(decode_core *core) {
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
+static bt_status make_records(decode_core *core, size_t n) {
+    core->pages_per_sample = kv_pages_for(core->options.context_tokens, core->options.page_tokens);
+    core->attempts = bt_calloc(n, sizeof *core->attempts);
+    core->samples = bt_calloc(n, sizeof *core->samples);
+    core->order = bt_calloc(n, sizeof(decode_sample *));
+    core->page_lists = bt_calloc(n * core->pages_per_sample, sizeof *core->page_lists);
+    core->page_scratch = bt_calloc(core->pages_per_sample, sizeof *core->page_scratch);
+    const bool is_made = core->attempts != NULL && core->samples != NULL && core->order != NULL &&
+                         core->page_lists != NULL && core->page_scratch != NULL;
+    return is_made ? BT_OK : BT_ERR_WORKER_MEMORY;
+}
+
 bt_status decode_core_create(const decode_core_options *options, decode_core **out) {
     BT_ASSERT(options->sequences_max >= 1 && options->sequences_max <= DECODE_SEQUENCES_MAX);
     BT_ASSERT(options->page_tokens > 0 && options->context_tokens > 0);
@@ -103,13 +113,11 @@ bt_status decode_core_create(const decode_core_options *options, decode_core **o
     core->options = *options;
     if (core->options.park_us == 0) core->options.park_us = DECODE_PARK_US;
     if (core->options.step_us == 0) core->options.step_us = DECODE_STEP_US;
-    core->pages_per_attempt = kv_pages_for(options->context_tokens, options->page_tokens);
+    if (core->options.pages_us == 0) core->options.pages_us = DECODE_PAGES_US;
+    if (core->options.chunk_tokens == 0) core->options.chunk_tokens = DECODE_CHUNK_TOKENS;
     const size_t n = options->sequences_max;
-    bt_status status = BT_ERR_WORKER_MEMORY;
-    core->attempts = bt_calloc(n, sizeof *core->attempts);
-    core->page_lists = bt_calloc(n * core->pages_per_attempt, sizeof *core->page_lists);
-    if (core->attempts == NULL || core->page_lists == NULL) goto destroy;
-    status = bt_id_map_init(&core->by_id, n);
+    bt_status status = make_records(core, n);
+    if (status == BT_OK) status = bt_id_map_init(&core->by_id, n);
     if (status == BT_OK) status = init_membership(core);
     if (status == BT_OK) status = decode_step_init(core);
     if (status != BT_OK) goto destroy;
@@ -126,22 +134,24 @@ destroy:
 void decode_core_destroy(decode_core *core) {
     if (core == NULL) return;
     /* Nothing is computed and nothing moves any more, so every record can be given back. */
-    for (uint32_t i = 0; core->attempts != NULL && i < core->options.sequences_max; i++) {
-        core->attempts[i].is_in_step = false;
-    }
+    for (uint32_t i = 0; i < core->order_count; i++)
+        core->order[i]->is_in_step = false;
     handoff_receiver_destroy(core->receiver);
     core->receiver = NULL;
-    for (uint32_t i = 0; core->attempts != NULL && i < core->options.sequences_max; i++) {
-        decode_attempt *a = &core->attempts[i];
-        if (a->state == DECODE_RESERVED) {
-            decode_set_state(core, a, DECODE_QUARANTINE, 0, "end of the process");
+    while (core->order_count > 0) {
+        decode_attempt *a = core->order[0]->attempt;
+        if (a->state == DECODE_ATTEMPT_RESERVED) {
+            decode_set_attempt_state(core, a, DECODE_ATTEMPT_QUARANTINE, "end of the process");
         }
-        decode_release(core, a, "end of the process");
+        decode_release_attempt(core, a, "end of the process");
     }
     membership_fini(&core->member);
     decode_step_fini(core);
     bt_id_map_fini(&core->by_id);
+    bt_free(core->page_scratch);
     bt_free(core->page_lists);
+    bt_free(core->order);
+    bt_free(core->samples);
     bt_free(core->attempts);
     bt_free(core);
 }
@@ -161,9 +171,9 @@ void decode_core_on_closed(decode_core *core) {
 static void on_work(decode_core *core, const proto_message *message) {
     switch (message->kind) {
     case PROTO_RESERVE: decode_on_reserve(core, &message->reserve); return;
-    case PROTO_CANCEL: decode_on_cancel(core, message->cancel.attempt); return;
+    case PROTO_CANCEL: decode_on_cancel(core, &message->cancel); return;
     case PROTO_CREDIT: decode_on_credit(core, &message->credit); return;
-    case PROTO_PROMPT: return; /* one sample without biases needs none of it */
+    case PROTO_PROMPT: decode_on_prompt(core, message); return;
     case PROTO_HELLO:
     case PROTO_WELCOME:
     case PROTO_REFUSE:
@@ -201,21 +211,37 @@ void decode_core_turn(decode_core *core) {
     decode_capacity_turn(core);
 }
 
-static void expire(decode_core *core, decode_attempt *a, uint64_t now_us) {
-    switch (a->state) {
+static void expire(decode_core *core, decode_sample *s, uint64_t now_us) {
+    const char *text = "decode: the reader of the row stream took nothing in time";
+    switch (s->state) {
+    case DECODE_RETRACTED:
+        if (!s->lacks_room) text = "decode: retracted, and waited past the deadline for KV pages";
+        break;
     case DECODE_PARKED:
-    case DECODE_DRAINING:
-        if (now_us < a->deadline_us) return;
-        decode_abandon(core, a, BT_ERR_REQUEST_DEADLINE,
-                       "decode: the reader of the row stream took nothing in time");
-        decode_end(core, a, "deadline");
-        return;
-    case DECODE_RESERVED:   /* the receiver keeps this deadline and reports it */
-    case DECODE_RUNNING:    /* the step has one */
-    case DECODE_LEAVING:    /* likewise */
-    case DECODE_QUARANTINE: /* the receiver reports a peer that must be closed (on_stuck) */
+    case DECODE_DRAINING: break;
+    case DECODE_RESERVED:    /* the receiver keeps this deadline and reports it */
+    case DECODE_WAITING:     /* the attempt's */
+    case DECODE_RUNNING:     /* the step has one */
+    case DECODE_RECOMPUTING: /* likewise */
+    case DECODE_LEAVING:     /* likewise */
     case DECODE_FREE:
     case DECODE_STATE_COUNT: return;
+    }
+    if (now_us < s->deadline_us) return;
+    decode_abandon(core, s, BT_ERR_REQUEST_DEADLINE, text);
+    decode_end(core, s, "deadline");
+}
+
+/* Samples that wait for the words wait as long as the handoff might have taken. */
+static void expire_words(decode_core *core, decode_attempt *a, uint64_t now_us) {
+    if (a->state != DECODE_ATTEMPT_LIVE || decode_has_words(a) || now_us < a->deadline_us) return;
+    for (uint32_t i = 0; i < a->generation.samples; i++) {
+        decode_sample *s = a->samples[i];
+        if (s == NULL || (s->state != DECODE_WAITING && s->state != DECODE_RETRACTED)) continue;
+        decode_finish_error(core, s, BT_ERR_REQUEST_DEADLINE,
+                            "decode: waited past the deadline for the prompt (%" PRIu32
+                            " of %" PRIu32 " words) from the router",
+                            a->words.received, a->words.count);
     }
 }
 
@@ -224,7 +250,8 @@ void decode_core_tick(decode_core *core) {
     membership_tick(&core->member);
     if (core->receiver != NULL) handoff_receiver_tick(core->receiver);
     for (uint32_t i = 0; i < core->options.sequences_max; i++) {
-        expire(core, &core->attempts[i], now_us);
+        expire(core, &core->samples[i], now_us);
+        expire_words(core, &core->attempts[i], now_us);
     }
     decode_step_tick(core, now_us);
     if (now_us >= core->next_check_us) {
@@ -250,40 +277,29 @@ void decode_core_look(const decode_core *core, decode_view *view_out) {
         .accepted_total = core->accepted_total,
         .refused_total = core->refused_total,
         .released_total = core->released_total,
+        .retractions_total = core->retractions_total,
+        .recomputed_tokens_total = core->recomputed_total,
         .is_step_running = core->step.is_running,
     };
     for (uint32_t i = 0; i < core->options.sequences_max; i++) {
-        const decode_state state = core->attempts[i].state;
-        view.attempts += state != DECODE_FREE;
-        view.reserved += state == DECODE_RESERVED;
+        const decode_attempt_state state = core->attempts[i].state;
+        view.attempts += state != DECODE_ATTEMPT_FREE;
+        view.reserved += state == DECODE_ATTEMPT_RESERVED;
+        view.quarantined += state == DECODE_ATTEMPT_QUARANTINE;
+    }
+    for (uint32_t i = 0; i < core->order_count; i++) {
+        const decode_state state = core->order[i]->state;
+        view.samples++;
+        view.waiting += state == DECODE_WAITING;
         view.running += state == DECODE_RUNNING || state == DECODE_LEAVING;
         view.parked += state == DECODE_PARKED;
+        view.retracted += state == DECODE_RETRACTED;
+        view.recomputing += state == DECODE_RECOMPUTING;
         view.draining += state == DECODE_DRAINING;
-        view.quarantined += state == DECODE_QUARANTINE;
     }
     *view_out = view;
 }
 
 bool decode_core_check(const decode_core *core) {
-    uint32_t pages = 0;
-    uint32_t slots = 0;
-    uint32_t attempts = 0;
-    for (uint32_t i = 0; i < core->options.sequences_max; i++) {
-        const decode_attempt *a = &core->attempts[i];
-        if (a->state == DECODE_FREE && (a->page_count != 0 || a->has_slot)) return false;
-        if (a->state != DECODE_FREE && bt_id_map_get(&core->by_id, proto_attempt_id(a->id)) != a)
-            return false;
-        attempts += a->state != DECODE_FREE;
-        pages += a->page_count;
-        slots += a->has_slot;
-        for (uint32_t p = 0; p < a->page_count; p++) {
-            if (kv_pool_owner(core->options.pages, a->pages[p]) != decode_owner(a)) return false;
-        }
-    }
-    if (core->by_id.count != attempts) return false;
-    const kv_pool_counts counts = kv_pool_count(core->options.pages);
-    if (counts.owned + counts.quarantined != pages) return false;
-    const uint32_t held =
-        membership_rows_total(&core->member) - membership_rows_free(&core->member);
-    return held == slots && kv_pool_check(core->options.pages);
+    return decode_check(core);
 }

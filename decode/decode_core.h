@@ -2,10 +2,12 @@
  * running batch, and the row streams to the router. Pure: (state, event, now) -> calls of the ops
  * table, of the mover and of the compute; no sockets, no threads, the clock behind a table.
  *
- * Nouns. An *attempt* is one try of one request; it has one owner record with everything it holds
- * (KV pages, a row slot, a row queue, a place in the batch) and one release function. A *step* runs
- * every runnable attempt by one token. An attempt without credit is *parked*: it keeps its pages
- * and has its own deadline.
+ * Nouns. An *attempt* is one try of one request; it has the prompt's words and one or more
+ * *samples*. A sample is a sequence of its own, with one owner record of everything it holds (KV
+ * pages, a row slot, a row queue, a place in the batch) and one release function. A *step* runs
+ * every runnable sample by one token. A sample whose rows have no way to go is *parked*, with its
+ * own deadline. One whose pages were taken for an older one is *retracted*, and *recomputed* in
+ * chunks within the steps once pages are free: its rows stay what they are.
  *
  * One thread (the event thread, or the simulator) makes all calls. The mover's progress calls into
  * the core by itself; after progress, and whenever the streams connection drains, call
@@ -29,8 +31,10 @@ typedef struct decode_core decode_core;
 
 enum {
     DECODE_SEQUENCES_MAX = 4096,
-    DECODE_PARK_US = 60 * 1000 * 1000,  /* a reader may take nothing for this long */
-    DECODE_STEP_US = 600 * 1000 * 1000, /* a step that takes longer is taken for hung */
+    DECODE_PARK_US = 60 * 1000 * 1000,   /* a reader may take nothing for this long */
+    DECODE_STEP_US = 600 * 1000 * 1000,  /* a step that takes longer is taken for hung */
+    DECODE_PAGES_US = 600 * 1000 * 1000, /* a retracted sample gets pages again until then */
+    DECODE_CHUNK_TOKENS = 256,
 };
 
 typedef struct decode_core_ops {
@@ -60,9 +64,11 @@ typedef struct decode_core_options {
     uint32_t page_tokens;
     uint32_t vocab_size;
     uint32_t context_tokens;
-    uint32_t sequences_max;  /* attempts in hand, 1 .. DECODE_SEQUENCES_MAX */
+    uint32_t sequences_max;  /* samples in hand, 1 .. DECODE_SEQUENCES_MAX */
+    uint32_t chunk_tokens;   /* recomputed in one step at most; 0 = DECODE_CHUNK_TOKENS */
     uint64_t park_us;        /* 0 = DECODE_PARK_US */
     uint64_t step_us;        /* 0 = DECODE_STEP_US */
+    uint64_t pages_us;       /* 0 = DECODE_PAGES_US */
     size_t chunk_bytes_max;  /* of the handoff; 0 = its default */
     uint64_t chunk_grace_us; /* of the handoff; 0 = its default */
     decode_core_ops ops;
@@ -88,16 +94,20 @@ void decode_core_tick(decode_core *core);
 typedef struct decode_view {
     worker_session_state session;
     uint32_t attempts; /* in hand, whatever their state */
-    uint32_t reserved, running, parked, draining, quarantined;
+    uint32_t reserved, quarantined;
+    uint32_t samples; /* likewise */
+    uint32_t waiting, running, parked, retracted, recomputing, draining;
     uint32_t pages_total, pages_free, pages_quarantined;
     uint32_t rows_total, rows_free;
     uint64_t steps_total, tokens_total;
-    uint64_t accepted_total, refused_total, released_total;
+    uint64_t accepted_total, refused_total, released_total; /* attempts */
+    uint64_t retractions_total, recomputed_tokens_total;
     bool is_step_running;
 } decode_view;
 
 void decode_core_look(const decode_core *core, decode_view *view_out);
-/* Recounts: every page and slot that is taken belongs to exactly one attempt. */
+/* Recounts: every page and slot that is taken belongs to exactly one sample, or is held by samples
+ * of one attempt. */
 bool decode_core_check(const decode_core *core);
 
 #endif

@@ -1,6 +1,6 @@
-/* Row streams: queued rows become frames of at most PROTO_FRAME_PAYLOAD_MAX bytes, one frame per
- * attempt and round, within the credit the router gave. A finish needs no credit and goes out with
- * the last bytes. */
+/* Row streams, one per sample: queued rows become frames of at most PROTO_FRAME_PAYLOAD_MAX bytes,
+ * one frame per sample and round, within the credit the router gave. A finish needs no credit and
+ * goes out with the last bytes. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,185 +18,234 @@ enum {
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
-static size_t row_bytes_max(const decode_core *core, uint32_t mask_mode) {
+static size_t row_bytes_max(const decode_core *core, const proto_generation *g) {
     const uint32_t cap = membership_cap(&core->member);
-    return row_record_bytes((row_widths){.mask_mode = mask_mode,
-                                         .support_count = mask_mode != SAMPLER_MASK_OFF ? cap : 0});
+    return row_record_bytes(
+        (row_widths){.mask_mode = g->mask_mode,
+                     .support_count = g->mask_mode != SAMPLER_MASK_OFF ? cap : 0,
+                     .top_count = decode_top_count(core, g),
+                     .id_logprob_count = g->logprob_id_count});
 }
 
-size_t decode_queue_bytes_max(const decode_core *core, uint32_t mask_mode) {
-    const size_t rows = QUEUE_ROWS_MIN * row_bytes_max(core, mask_mode);
+static size_t queue_bytes_max(const decode_core *core, const proto_generation *g) {
+    const size_t rows = QUEUE_ROWS_MIN * row_bytes_max(core, g);
     return rows > QUEUE_BYTES_MIN ? rows : QUEUE_BYTES_MIN;
 }
 
-bool decode_has_room(const decode_core *core, const decode_attempt *a) {
-    const uint32_t mode = a->generation.mask_mode;
-    return row_queue_bytes(a->queue) + row_bytes_max(core, mode) <=
-           decode_queue_bytes_max(core, mode);
+bt_status decode_make_queue(decode_core *core, decode_sample *s) {
+    const proto_generation *g = &s->attempt->generation;
+    const row_queue_options options = {.mask_mode = g->mask_mode,
+                                       .cap = membership_cap(&core->member),
+                                       .top_logprobs = decode_top_count(core, g),
+                                       .logprob_ids = g->logprob_id_count,
+                                       .bytes_max = queue_bytes_max(core, g)};
+    return row_queue_create(&options, &s->queue);
 }
 
-void decode_stream_drop(decode_attempt *a) {
-    bt_free(a->staged);
-    a->staged = NULL;
-    a->staged_bytes = 0;
-    a->staged_offset = 0;
-    a->staged_rows = 0;
+bool decode_has_room(const decode_core *core, const decode_sample *s) {
+    const proto_generation *g = &s->attempt->generation;
+    return row_queue_bytes(s->queue) + row_bytes_max(core, g) <= queue_bytes_max(core, g);
+}
+
+void decode_stream_drop(decode_sample *s) {
+    bt_free(s->staged);
+    s->staged = NULL;
+    s->staged_bytes = 0;
+    s->staged_offset = 0;
+    s->staged_rows = 0;
 }
 
 /* ---- frames ---------------------------------------------------------------------------------- */
 
 /* Rows whose last byte was sent. */
-static uint32_t count_sent(const decode_attempt *a) {
-    uint32_t rows = a->rows_sent;
-    for (size_t at = 0; at < a->staged_offset; rows++) {
+static uint32_t count_sent(const decode_sample *s) {
+    uint32_t rows = s->rows_sent;
+    for (size_t at = 0; at < s->staged_offset; rows++) {
         uint32_t bytes = 0;
-        memcpy(&bytes, a->staged + at, sizeof bytes);
+        memcpy(&bytes, s->staged + at, sizeof bytes);
         BT_ASSERT(bytes >= ROW_RECORD_HEADER_BYTES);
         at += bytes;
-        if (at > a->staged_offset) break;
+        if (at > s->staged_offset) break;
     }
     return rows;
 }
 
-static void send_chunk(decode_core *core, decode_attempt *a, uint8_t *payload, size_t bytes,
+static void send_chunk(decode_core *core, decode_sample *s, uint8_t *payload, size_t bytes,
                        bool is_last) {
     proto_message message = {.kind = PROTO_CHUNK, .payload = payload, .payload_bytes = bytes};
     proto_chunk *chunk = &message.chunk;
-    chunk->attempt = a->id;
-    chunk->offset = a->sent_bytes;
-    chunk->cached_tokens = a->cached_tokens;
+    chunk->attempt = s->attempt->id;
+    chunk->sample = s->number;
+    chunk->offset = s->sent_bytes;
+    chunk->cached_tokens = s->attempt->cached_tokens;
+    chunk->retractions = s->recomputes;
     if (is_last) {
-        chunk->finish = a->finish;
-        chunk->matched_id = a->matched_id;
-        chunk->status = a->status;
-        chunk->rows_total = a->rows_made;
-        chunk->cap_needed = a->cap_needed;
-        proto_text_copy(chunk->text, sizeof chunk->text, a->text);
+        chunk->finish = s->finish;
+        chunk->matched_id = s->matched_id;
+        chunk->status = s->status;
+        chunk->rows_total = s->rows_made;
+        chunk->cap_needed = s->cap_needed;
+        proto_text_copy(chunk->text, sizeof chunk->text, s->text);
     }
-    a->sent_bytes += bytes;
-    if (a->credit_bytes != UINT64_MAX) {
-        BT_ASSERT(bytes <= a->credit_bytes);
-        a->credit_bytes -= bytes;
+    s->sent_bytes += bytes;
+    if (s->credit_bytes != UINT64_MAX) {
+        BT_ASSERT(bytes <= s->credit_bytes);
+        s->credit_bytes -= bytes;
     }
     core->options.ops.send(core->options.ops.context, PROTO_LANE_STREAMS, &message);
 }
 
 /* Rows that are queued become bytes, when those before them are gone. */
-static bt_status stage(decode_attempt *a) {
-    if (a->staged != NULL) return BT_OK;
-    const size_t bytes = row_queue_bytes(a->queue);
+static bt_status stage(decode_sample *s) {
+    if (s->staged != NULL) return BT_OK;
+    const size_t bytes = row_queue_bytes(s->queue);
     if (bytes == 0) return BT_OK;
     uint8_t *block = bt_malloc(bytes);
     if (block == NULL) return BT_ERR_WORKER_MEMORY;
-    a->staged_rows = row_queue_count(a->queue);
-    const size_t taken = row_queue_take(a->queue, block, bytes);
+    s->staged_rows = row_queue_count(s->queue);
+    const size_t taken = row_queue_take(s->queue, block, bytes);
     BT_ASSERT(taken == bytes);
-    a->staged = block;
-    a->staged_bytes = bytes;
-    a->staged_offset = 0;
+    s->staged = block;
+    s->staged_bytes = bytes;
+    s->staged_offset = 0;
     return BT_OK;
 }
 
 /* The next payload: the staged block itself when it goes whole, else a copy of its next part. */
-static uint8_t *take_payload(decode_attempt *a, size_t bytes) {
+static uint8_t *take_payload(decode_sample *s, size_t bytes) {
     uint8_t *payload = NULL;
-    if (a->staged_offset == 0 && bytes == a->staged_bytes) {
-        payload = a->staged;
-        a->staged = NULL;
+    if (s->staged_offset == 0 && bytes == s->staged_bytes) {
+        payload = s->staged;
+        s->staged = NULL;
     } else {
         payload = bt_malloc(bytes);
         if (payload == NULL) return NULL;
-        memcpy(payload, a->staged + a->staged_offset, bytes);
+        memcpy(payload, s->staged + s->staged_offset, bytes);
     }
-    a->staged_offset += bytes;
-    if (a->staged_offset == a->staged_bytes) {
-        a->rows_sent += a->staged_rows;
-        decode_stream_drop(a);
+    s->staged_offset += bytes;
+    if (s->staged_offset == s->staged_bytes) {
+        s->rows_sent += s->staged_rows;
+        decode_stream_drop(s);
     }
     return payload;
 }
 
-/* Sends at most one frame; true when one was sent. May release the attempt. */
-static bool pump(decode_core *core, decode_attempt *a) {
-    const bool is_draining = a->state == DECODE_DRAINING;
-    if (!is_draining && a->state != DECODE_RUNNING && a->state != DECODE_PARKED) return false;
-    if (stage(a) != BT_OK) return false; /* again at the next turn; parked, it has a deadline */
-    size_t bytes = a->staged_bytes - a->staged_offset;
-    if (bytes > a->credit_bytes) bytes = (size_t)a->credit_bytes;
+static bool has_stream(const decode_sample *s) {
+    switch (s->state) {
+    case DECODE_WAITING:
+    case DECODE_RUNNING:
+    case DECODE_PARKED:
+    case DECODE_RETRACTED:
+    case DECODE_RECOMPUTING:
+    case DECODE_DRAINING: return true;
+    case DECODE_FREE:
+    case DECODE_RESERVED:
+    case DECODE_LEAVING:
+    case DECODE_STATE_COUNT: break;
+    }
+    return false;
+}
+
+/* Sends at most one frame; true when one was sent. May release the sample. */
+static bool pump(decode_core *core, decode_sample *s) {
+    const bool is_draining = s->state == DECODE_DRAINING;
+    if (!has_stream(s)) return false;
+    if (stage(s) != BT_OK) return false; /* again at the next turn; parked, it has a deadline */
+    size_t bytes = s->staged_bytes - s->staged_offset;
+    if (bytes > s->credit_bytes) bytes = (size_t)s->credit_bytes;
     if (bytes > PROTO_FRAME_PAYLOAD_MAX) bytes = PROTO_FRAME_PAYLOAD_MAX;
     uint8_t *payload = NULL;
     if (bytes > 0) {
-        payload = take_payload(a, bytes);
+        payload = take_payload(s, bytes);
         if (payload == NULL) return false;
     }
-    const bool is_last = is_draining && a->staged == NULL && row_queue_count(a->queue) == 0;
+    const bool is_last = is_draining && s->staged == NULL && row_queue_count(s->queue) == 0;
     if (bytes == 0 && !is_last) return false;
-    send_chunk(core, a, payload, bytes, is_last);
+    send_chunk(core, s, payload, bytes, is_last);
     if (is_last) {
-        decode_release(core, a, "stream ended");
+        decode_release(core, s, "stream ended");
         return true;
     }
     /* It took something: who waits for it begins anew. */
-    if (a->state != DECODE_RUNNING) a->deadline_us = decode_now(core) + core->options.park_us;
+    if (is_draining || s->lacks_room) s->deadline_us = decode_now(core) + core->options.park_us;
     return true;
+}
+
+/* Rows of a sample that waited for room have some now. */
+static void unpark(decode_core *core, decode_sample *s) {
+    s->lacks_room = false;
+    if (s->state == DECODE_PARKED) {
+        decode_set_state(core, s, DECODE_RUNNING, 0, "room for rows");
+    } else {
+        s->deadline_us = decode_now(core) + core->options.pages_us; /* it waits for those now */
+    }
 }
 
 void decode_stream_turn(decode_core *core) {
     const decode_core_ops *ops = &core->options.ops;
     const uint32_t count = core->options.sequences_max;
     if (!membership_is_serving(&core->member)) return;
-    /* A round sends at most one frame of each attempt; rounds go on while there is something to
+    /* A round sends at most one frame of each sample; rounds go on while there is something to
      * send and the connection takes it. */
     uint32_t idle = 0;
     while (idle < count && ops->can_stream(ops->context)) {
-        decode_attempt *a = &core->attempts[core->stream_next];
+        decode_sample *s = &core->samples[core->stream_next];
         core->stream_next = (core->stream_next + 1) % count;
-        idle = pump(core, a) ? 0 : idle + 1;
-        if (a->state == DECODE_PARKED && decode_has_room(core, a)) {
-            decode_set_state(core, a, DECODE_RUNNING, 0, "room for rows");
-        }
+        idle = pump(core, s) ? 0 : idle + 1;
+        if (s->state != DECODE_FREE && s->lacks_room && decode_has_room(core, s)) unpark(core, s);
     }
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-void decode_finish(decode_core *core, decode_attempt *a, proto_finish finish, int32_t matched_id) {
-    a->finish = finish;
-    a->matched_id = matched_id;
-    decode_release_pages(core, a);
-    decode_set_state(core, a, DECODE_DRAINING, decode_now(core) + core->options.park_us,
+void decode_finish(decode_core *core, decode_sample *s, proto_finish finish, int32_t matched_id) {
+    s->finish = finish;
+    s->matched_id = matched_id;
+    s->lacks_room = false;
+    decode_release_pages(core, s);
+    decode_set_state(core, s, DECODE_DRAINING, decode_now(core) + core->options.park_us,
                      finish == PROTO_FINISH_STOP     ? "stop id"
                      : finish == PROTO_FINISH_LENGTH ? "length"
                                                      : "error");
 }
 
-void decode_finish_error(decode_core *core, decode_attempt *a, bt_status status, const char *format,
+void decode_finish_error(decode_core *core, decode_sample *s, bt_status status, const char *format,
                          ...) {
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(a->text, sizeof a->text, format, args);
+    (void)vsnprintf(s->text, sizeof s->text, format, args);
     va_end(args);
-    bt_log(bt_log_level_of(status), "decode", "attempt " DECODE_ID_FORMAT ": %s",
-           DECODE_ID_ARGS(a->id), a->text);
-    a->status = status;
-    decode_finish(core, a, PROTO_FINISH_ERROR, 0);
+    bt_log(bt_log_level_of(status), "decode",
+           "attempt " DECODE_ID_FORMAT ", sample %" PRIu32 ": %s", DECODE_ID_ARGS(s->attempt->id),
+           s->number, s->text);
+    s->status = status;
+    decode_finish(core, s, PROTO_FINISH_ERROR, 0);
 }
 
-void decode_abandon(decode_core *core, decode_attempt *a, bt_status status, const char *text) {
-    a->finish = PROTO_FINISH_ERROR;
-    a->status = status;
-    a->rows_made = count_sent(a);
-    (void)snprintf(a->text, sizeof a->text, "%s", text);
-    decode_stream_drop(a);
-    row_queue_clear(a->queue);
+void decode_abandon(decode_core *core, decode_sample *s, bt_status status, const char *text) {
+    s->finish = PROTO_FINISH_ERROR;
+    s->status = status;
+    s->rows_made = count_sent(s);
+    (void)snprintf(s->text, sizeof s->text, "%s", text);
+    decode_stream_drop(s);
+    row_queue_clear(s->queue);
     if (!membership_is_serving(&core->member)) return;
-    send_chunk(core, a, NULL, 0, true);
+    send_chunk(core, s, NULL, 0, true);
+}
+
+void decode_abandon_attempt(decode_core *core, decode_attempt *a, bt_status status,
+                            const char *text) {
+    for (uint32_t i = 0; i < a->generation.samples; i++) {
+        decode_sample *s = a->samples[i];
+        if (s == NULL || s->is_cancelled || s->state == DECODE_LEAVING) continue;
+        decode_abandon(core, s, status, text);
+    }
 }
 
 void decode_on_credit(decode_core *core, const proto_credit *credit) {
-    decode_attempt *a = decode_find(core, credit->attempt);
-    if (a == NULL || a->credit_bytes == UINT64_MAX) return;
-    if (__builtin_add_overflow(a->credit_bytes, credit->bytes, &a->credit_bytes)) {
-        a->credit_bytes = UINT64_MAX;
+    decode_sample *s = decode_find_sample(core, credit->attempt, credit->sample);
+    if (s == NULL || s->credit_bytes == UINT64_MAX) return;
+    if (__builtin_add_overflow(s->credit_bytes, credit->bytes, &s->credit_bytes)) {
+        s->credit_bytes = UINT64_MAX;
     }
 }

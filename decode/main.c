@@ -8,7 +8,7 @@
 
 typedef struct decode_worker {
     worker_settings settings; /* first: the shell's options have their offsets in it */
-    uint32_t sequences_max;
+    uint32_t sequences_max, chunk_tokens;
     uint64_t park_seconds;
     worker_model model;
     decode_core *core;
@@ -20,8 +20,15 @@ static const bt_option option_rows[] = {
      .default_text = "64",
      .min = 1,
      .max = DECODE_SEQUENCES_MAX,
-     .help = "Requests in hand at most.",
+     .help = "Samples in hand at most; a request has n of them.",
      .offset = offsetof(decode_worker, sequences_max)},
+    {.name = "chunk-tokens",
+     .type = BT_OPTION_U32,
+     .default_text = "256",
+     .min = 1,
+     .max = 1u << 20,
+     .help = "Tokens of retracted samples that one compute step computes again.",
+     .offset = offsetof(decode_worker, chunk_tokens)},
     {.name = "stream-timeout",
      .type = BT_OPTION_U64,
      .default_text = "60",
@@ -62,11 +69,11 @@ static bt_status load(void *worker, worker_facts *facts_out, bt_error *error) {
     return BT_OK;
 }
 
-/* Every sequence gets one token in a step. */
+/* Every sequence gets one token in a step, or some of those that are computed again. */
 static bt_status start_compute(void *worker, kv_pool *pages, int *fd_out, bt_error *error) {
     decode_worker *w = worker;
     const worker_model_limits limits = {.threads = w->settings.threads,
-                                        .tokens_max = w->sequences_max,
+                                        .tokens_max = w->sequences_max + w->chunk_tokens,
                                         .rows_max = w->sequences_max};
     return worker_model_start(&w->model, &limits, kv_pool_memory(pages),
                               kv_pool_get_options(pages)->page_count, fd_out, error);
@@ -84,6 +91,7 @@ static bt_status create_core(void *worker, const worker_parts *parts, bt_error *
         .vocab_size = parts->hello->vocab_size,
         .context_tokens = parts->hello->context_tokens,
         .sequences_max = w->sequences_max,
+        .chunk_tokens = w->chunk_tokens,
         .park_us = w->park_seconds * 1000 * 1000,
         .ops = {.send = worker_shell_send,
                 .can_stream = worker_shell_can_stream,

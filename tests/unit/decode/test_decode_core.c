@@ -274,9 +274,11 @@ static void full_pages_are_followed_by_capacity(void **state) {
     const proto_generation g = world_generation(60, SAMPLER_MASK_OFF);
     const proto_attempt first = world_new_attempt(w);
     const proto_attempt second = world_new_attempt(w);
-    assert_int_equal(world_reserve(w, first, 100, &g, 1).status, BT_OK);
-    const proto_reservation full = world_reserve(w, second, 16, &g, 1);
-    expect_refused(&full, BT_ERR_REQUEST_FULL, "5 KV pages are needed, 0 are free");
+    assert_int_equal(world_reserve(w, first, 101, &g, 1).status, BT_OK);
+    /* A page each for its first tokens and its next ones, and one for the growth of the other. */
+    const proto_reservation full = world_reserve(w, second, 17, &g, 1);
+    expect_refused(&full, BT_ERR_REQUEST_FULL,
+                   "2 KV pages are needed and 2 for growth, 3 are free");
     world_settle(w);
     assert_false(world_take(&w->decode, PROTO_CAPACITY, &message));
     world_cancel(w, &w->decode, first);

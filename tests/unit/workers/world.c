@@ -421,17 +421,27 @@ void world_run(world *w, proto_attempt attempt, const proto_reservation *slot,
     }
 }
 
+void world_prompt(world *w, proto_attempt attempt, uint32_t prompt_tokens) {
+    const proto_message message = {.kind = PROTO_PROMPT,
+                                   .prompt = {.attempt = attempt},
+                                   .payload = w->prompt,
+                                   .payload_bytes = prompt_tokens * sizeof(int32_t)};
+    world_say(w, &w->decode, PROTO_LANE_STREAMS, &message);
+}
+
 proto_attempt world_start(world *w, uint32_t prompt_tokens, const proto_generation *generation,
                           uint64_t credit) {
     const proto_attempt attempt = world_new_attempt(w);
     const proto_reservation slot = world_reserve(w, attempt, prompt_tokens, generation, credit);
     assert_int_equal(slot.status, BT_OK);
+    world_prompt(w, attempt, prompt_tokens);
     world_run(w, attempt, &slot, prompt_tokens, generation, prompt_tokens);
     return attempt;
 }
 
 void world_cancel(world *w, world_side *side, proto_attempt attempt) {
-    const proto_message message = {.kind = PROTO_CANCEL, .cancel = {.attempt = attempt}};
+    const proto_message message = {.kind = PROTO_CANCEL,
+                                   .cancel = {.attempt = attempt, .sample = PROTO_ALL_SAMPLES}};
     const bool is_decode = side->decode != NULL;
     world_say(w, side, is_decode ? PROTO_LANE_CONTROL : PROTO_LANE_STREAMS, &message);
 }

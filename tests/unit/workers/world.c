@@ -399,9 +399,18 @@ proto_reservation world_reserve(world *w, proto_attempt attempt, uint32_t prompt
     return answer.reservation;
 }
 
+void world_prompt(world *w, proto_attempt attempt, uint32_t prompt_tokens) {
+    const proto_message message = {.kind = PROTO_PROMPT,
+                                   .prompt = {.attempt = attempt},
+                                   .payload = w->prompt,
+                                   .payload_bytes = prompt_tokens * sizeof(int32_t)};
+    world_say(w, &w->decode, PROTO_LANE_STREAMS, &message);
+}
+
 void world_run(world *w, proto_attempt attempt, const proto_reservation *slot,
                uint32_t prompt_tokens, const proto_generation *generation, uint32_t frame_tokens) {
     const bool is_handed_over = generation->max_new_tokens > 0;
+    if (is_handed_over) world_prompt(w, attempt, prompt_tokens);
     for (uint32_t at = 0; at < prompt_tokens; at += frame_tokens) {
         const uint32_t left = prompt_tokens - at;
         proto_message message = {
@@ -421,20 +430,11 @@ void world_run(world *w, proto_attempt attempt, const proto_reservation *slot,
     }
 }
 
-void world_prompt(world *w, proto_attempt attempt, uint32_t prompt_tokens) {
-    const proto_message message = {.kind = PROTO_PROMPT,
-                                   .prompt = {.attempt = attempt},
-                                   .payload = w->prompt,
-                                   .payload_bytes = prompt_tokens * sizeof(int32_t)};
-    world_say(w, &w->decode, PROTO_LANE_STREAMS, &message);
-}
-
 proto_attempt world_start(world *w, uint32_t prompt_tokens, const proto_generation *generation,
                           uint64_t credit) {
     const proto_attempt attempt = world_new_attempt(w);
     const proto_reservation slot = world_reserve(w, attempt, prompt_tokens, generation, credit);
     assert_int_equal(slot.status, BT_OK);
-    world_prompt(w, attempt, prompt_tokens);
     world_run(w, attempt, &slot, prompt_tokens, generation, prompt_tokens);
     return attempt;
 }

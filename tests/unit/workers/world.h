@@ -123,12 +123,12 @@ proto_attempt world_new_attempt(world *w);
 /* RESERVE and its answer. */
 proto_reservation world_reserve(world *w, proto_attempt attempt, uint32_t prompt_tokens,
                                 const proto_generation *generation, uint64_t credit);
-/* RUN in frames of frame_tokens. Does not settle. */
-void world_run(world *w, proto_attempt attempt, const proto_reservation *slot,
-               uint32_t prompt_tokens, const proto_generation *generation, uint32_t frame_tokens);
 /* The prompt's words to decode, in one frame. */
 void world_prompt(world *w, proto_attempt attempt, uint32_t prompt_tokens);
-/* Reserves, tells decode the prompt and runs; the first step is not done yet. */
+/* The prompt to decode, and RUN in frames of frame_tokens. Does not settle. */
+void world_run(world *w, proto_attempt attempt, const proto_reservation *slot,
+               uint32_t prompt_tokens, const proto_generation *generation, uint32_t frame_tokens);
+/* Reserves and runs; the first step is not done yet. */
 proto_attempt world_start(world *w, uint32_t prompt_tokens, const proto_generation *generation,
                           uint64_t credit);
 void world_cancel(world *w, world_side *side, proto_attempt attempt);

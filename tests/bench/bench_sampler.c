@@ -1,4 +1,6 @@
-/* Time of one sampler_draw per row: vocabulary, filter and mask mode; the median of many rows.
+/* Time of one sampler_draw per row: vocabulary, filter and mask mode; the median of many rows. Of
+ * the support mode also what the capture's own clock says, and the other costs: log-probabilities,
+ * changed logits, the rank rule, the score of a row.
  *
  *   bench_sampler [ISA]      portable, avx2 or avx512; the best of this CPU by default */
 #include <stdio.h>
@@ -43,18 +45,49 @@ static int compare_doubles(const void *a, const void *b) {
     return (left > right) - (left < right);
 }
 
+typedef void (*row_fn)(bench *b, const sampler_params *params, const float *logits, uint32_t vocab,
+                       uint32_t position);
+
+static void draw_row(bench *b, const sampler_params *params, const float *logits, uint32_t vocab,
+                     uint32_t position) {
+    sampler_draw(b->workspace, params, logits, vocab, position, &b->row);
+}
+
+static void score_row(bench *b, const sampler_params *params, const float *logits, uint32_t vocab,
+                      uint32_t position) {
+    const sampler_scoring scoring = {.target = (int32_t)position,
+                                     .top_count = params->top_logprobs};
+    float logprob = 0.0F;
+    BT_ASSERT(sampler_score_row(b->workspace, &scoring, logits, vocab, &logprob, b->row.top, NULL));
+}
+
 /* Microseconds per row. */
-static double measure(bench *b, const sampler_params *params, uint32_t vocab) {
+static double measure(bench *b, row_fn run, const sampler_params *params, uint32_t vocab) {
     const bt_clock clock = bt_clock_system();
     double times[REPEATS];
     for (uint32_t repeat = 0; repeat < REPEATS; repeat++) {
         const uint64_t start = bt_clock_now_us(&clock);
         for (uint32_t i = 0; i < ROWS; i++) {
-            sampler_draw(b->workspace, params, b->logits + (size_t)i * VOCAB_MAX, vocab, repeat,
-                         &b->row);
+            run(b, params, b->logits + (size_t)i * VOCAB_MAX, vocab, repeat);
         }
         times[repeat] = (double)(bt_clock_now_us(&clock) - start) / ROWS;
     }
+    qsort(times, REPEATS, sizeof times[0], compare_doubles);
+    return times[REPEATS / 2];
+}
+
+/* The same of the code that only masks need. */
+static double measure_capture(bench *b, const sampler_params *params, uint32_t vocab) {
+    double times[REPEATS];
+    sampler_time_capture(b->workspace, true);
+    for (uint32_t repeat = 0; repeat < REPEATS; repeat++) {
+        (void)sampler_take_capture_ns(b->workspace);
+        for (uint32_t i = 0; i < ROWS; i++) {
+            draw_row(b, params, b->logits + (size_t)i * VOCAB_MAX, vocab, repeat);
+        }
+        times[repeat] = (double)sampler_take_capture_ns(b->workspace) / 1000.0 / ROWS;
+    }
+    sampler_time_capture(b->workspace, false);
     qsort(times, REPEATS, sizeof times[0], compare_doubles);
     return times[REPEATS / 2];
 }
@@ -70,14 +103,41 @@ static void print_line(bench *b, uint32_t vocab, uint32_t top_k, float top_p) {
     };
     for (uint32_t mode = 0; mode < 3; mode++) {
         params.mask_mode = mode;
-        times[mode] = measure(b, &params, vocab);
+        times[mode] = measure(b, draw_row, &params, vocab);
     }
     const uint32_t support = b->row.support_count;
+    const double capture = measure_capture(b, &params, vocab);
     params.mask_mode = SAMPLER_MASK_OFF;
     params.wants_logprob = 1;
-    const double with_logprob = measure(b, &params, vocab);
-    printf("%6u %6u %5.2f %8u %9.1f %9.1f %9.1f %9.1f\n", vocab, top_k, (double)top_p, support,
-           times[0], times[1], times[2], with_logprob);
+    const double with_logprob = measure(b, draw_row, &params, vocab);
+    printf("%6u %6u %5.2f %8u %9.1f %9.1f %9.1f %9.1f %9.1f\n", vocab, top_k, (double)top_p,
+           support, times[0], times[1], times[2], capture, with_logprob);
+}
+
+static void print_others(bench *b, uint32_t vocab) {
+    static int32_t outputs[1000];
+    for (int32_t i = 0; i < 1000; i++) {
+        outputs[i] = i * 31 % 5000;
+    }
+    const sampler_params base = {.temperature = 0.8F, .top_p = 0.95F, .top_k = 1000, .seed = 5};
+    sampler_params changed = base;
+    changed.output_ids = outputs;
+    changed.output_count = 1000;
+    changed.frequency_penalty = 0.5F;
+    changed.repetition_penalty = 1.1F;
+    sampler_params top = base;
+    top.wants_logprob = 1;
+    top.top_logprobs = 20;
+    sampler_params rank = base;
+    rank.filter = SAMPLER_FILTER_RANK;
+    sampler_params min_p = base;
+    min_p.min_p = 0.01F;
+    printf(
+        "%6u  top_k 1000, top_p 0.95: %.1f; 1000 outputs penalised %.1f; top 20 %.1f; rank %.1f; "
+        "min_p %.1f; score of a row with top 20 %.1f\n",
+        vocab, measure(b, draw_row, &base, vocab), measure(b, draw_row, &changed, vocab),
+        measure(b, draw_row, &top, vocab), measure(b, draw_row, &rank, vocab),
+        measure(b, draw_row, &min_p, vocab), measure(b, score_row, &top, vocab));
 }
 
 int main(int argc, char **argv) {
@@ -90,10 +150,13 @@ int main(int argc, char **argv) {
     b.logits = bt_calloc((size_t)ROWS * VOCAB_MAX, sizeof(float));
     b.row.support_ids = bt_calloc(VOCAB_MAX, sizeof(int32_t));
     b.row.support_logprobs = bt_calloc(VOCAB_MAX, sizeof(float));
+    b.row.top = bt_calloc(SAMPLER_TOP_MAX, sizeof(sampler_top));
+    BT_ASSERT(b.row.top != NULL);
     BT_ASSERT(b.logits != NULL && b.row.support_ids != NULL && b.row.support_logprobs != NULL);
     fill(b.logits, (size_t)ROWS * VOCAB_MAX);
-    printf("us per row; +lp: masks off with the token's log-probability\n");
-    printf(" vocab  top_k top_p  support       off  selected   support       +lp\n");
+    printf("us per row; capture: in code that only masks need, support mode; +lp: masks off with "
+           "the token's log-probability\n");
+    printf(" vocab  top_k top_p  support       off  selected   support   capture       +lp\n");
     const uint32_t vocabs[] = {49152, 151936};
     const uint32_t top_ks[] = {1, 50, 1000, 8192, 0};
     for (size_t v = 0; v < BT_ARRAY_COUNT(vocabs); v++) {
@@ -101,10 +164,12 @@ int main(int argc, char **argv) {
             print_line(&b, vocabs[v], top_ks[k], 1.0F);
             print_line(&b, vocabs[v], top_ks[k], 0.95F);
         }
+        print_others(&b, vocabs[v]);
     }
     sampler_workspace_destroy(b.workspace);
     bt_free(b.logits);
     bt_free(b.row.support_ids);
     bt_free(b.row.support_logprobs);
+    bt_free(b.row.top);
     return 0;
 }

@@ -1,0 +1,185 @@
+/* Rule 4, proven: from a base run, one factor at a time; every digest must stay. The digests of the
+ * base run are recorded, so that another compiler, machine or architecture is held to them too.
+ *
+ *   test_determinism RECORDED            every factor, on every instruction set of this CPU
+ *   test_determinism --few RECORDED      the base and the instruction sets: for slow CPUs (emulated
+ * ones) determinism --print             what to record
+ *
+ * Speaks TAP, and needs bt_kernels alone. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/compiler.h"
+#include "kernels/model/model_generate.h"
+#include "kernels/ops.h"
+#include "tests/kernels/tiny_models.h"
+#include "world.h"
+
+typedef struct subject {
+    const char *name;
+    size_t geometry; /* in tiny_models */
+    pack_format stored;
+    model_weights weights;
+    kv_dtype dtype;
+} subject;
+
+static const subject subjects[] = {
+    {"llama bf16", 0, PACK_BF16, MODEL_WEIGHTS_BF16, KV_DTYPE_BF16},
+    {"llama bf16, f32 KV", 0, PACK_BF16, MODEL_WEIGHTS_BF16, KV_DTYPE_F32},
+    {"qwen2 bf16", 1, PACK_BF16, MODEL_WEIGHTS_BF16, KV_DTYPE_BF16},
+    {"qwen2 int8", 1, PACK_BF16, MODEL_WEIGHTS_INT8, KV_DTYPE_BF16},
+    {"qwen2 q8_0", 1, PACK_Q8_0, MODEL_WEIGHTS_AUTO, KV_DTYPE_BF16},
+    {"qwen2 q4_0", 1, PACK_Q4_0, MODEL_WEIGHTS_NATIVE, KV_DTYPE_BF16},
+    {"qwen2 q4_1", 1, PACK_Q4_1, MODEL_WEIGHTS_NATIVE, KV_DTYPE_BF16},
+    {"qwen3 bf16", 2, PACK_BF16, MODEL_WEIGHTS_BF16, KV_DTYPE_BF16},
+    {"mistral bf16", 3, PACK_BF16, MODEL_WEIGHTS_BF16, KV_DTYPE_BF16},
+};
+
+static unsigned cases, failures;
+
+static void tell(bool is_ok, const char *subject_name, const char *what) {
+    cases++;
+    failures += !is_ok;
+    printf("%sok %u - %s: %s\n", is_ok ? "" : "not ", cases, subject_name, what);
+    (void)fflush(stdout);
+}
+
+static model *make_model(const subject *s) {
+    model *m = NULL;
+    bt_error error;
+    if (model_generate_stored(&tiny_models[s->geometry], 11 + s->geometry, s->stored, s->weights,
+                              &m, &error) == BT_OK)
+        return m;
+    fprintf(stderr, "%s: %s\n", s->name, error.text);
+    exit(2);
+}
+
+/* The recorded digest of a subject: a line "HEX NAME". 0: there is none. */
+static uint64_t recorded(const char *path, const char *name) {
+    char line[256];
+    uint64_t found = 0;
+    FILE *file = fopen(path, "r");
+    if (file == NULL) {
+        perror(path);
+        exit(2);
+    }
+    while (fgets(line, sizeof line, file) != NULL) {
+        char *rest = NULL;
+        const uint64_t digest = strtoull(line, &rest, 16);
+        line[strcspn(line, "\n")] = '\0';
+        if (rest != line && *rest == ' ' && strcmp(rest + 1, name) == 0) found = digest;
+    }
+    (void)fclose(file);
+    return found;
+}
+
+/* Names the first sequence that differs, on the way to a failure. */
+static void compare(const subject *s, const model *m, const digests *base, const variation *v) {
+    const digests got = world_run(m, s->dtype, v);
+    for (uint32_t i = 0; i < WORLD_SEQUENCES; i++) {
+        if (got.of[i] == base->of[i]) continue;
+        printf("# sequence %u is another\n", i);
+        break;
+    }
+    tell(got.all == base->all, s->name, v->name);
+}
+
+static void vary_numbers(const subject *s, const model *m, const digests *base) {
+    static const uint32_t chunks[] = {1, 7, 32, 512};
+    char name[64];
+    variation v = {.name = name};
+    for (v.batch = 1; v.batch <= WORLD_SEQUENCES; v.batch++) {
+        (void)snprintf(name, sizeof name, "batch %u", v.batch);
+        compare(s, m, base, &v);
+    }
+    v.batch = 0;
+    for (size_t i = 0; i < BT_ARRAY_COUNT(chunks); i++) {
+        v.chunk = chunks[i];
+        (void)snprintf(name, sizeof name, "chunk %u", v.chunk);
+        compare(s, m, base, &v);
+    }
+    v.chunk = 0;
+    for (v.threads = 2; v.threads <= 5; v.threads++) {
+        (void)snprintf(name, sizeof name, "threads %u", v.threads);
+        compare(s, m, base, &v);
+    }
+}
+
+static void vary_rest(const subject *s, const model *m, const digests *base) {
+    static const variation variations[] = {
+        {.name = "page order", .page_seed = 5},
+        {.name = "pages of 16", .page_tokens = 16},
+        {.name = "pages of 64", .page_tokens = 64},
+        {.name = "order in the batch", .is_reversed = true},
+        {.name = "shared prefix pages", .shares_prefixes = true},
+        {.name = "shared prefix pages of 16", .shares_prefixes = true, .page_tokens = 16},
+        {.name = "lost pages, computed anew", .recomputes = true},
+        {.name = "all of it",
+         .threads = 3,
+         .batch = 33,
+         .chunk = 7,
+         .page_tokens = 16,
+         .page_seed = 9,
+         .is_reversed = true,
+         .shares_prefixes = true},
+    };
+    for (size_t i = 0; i < BT_ARRAY_COUNT(variations); i++)
+        compare(s, m, base, &variations[i]);
+}
+
+static void vary_isa(const subject *s, const model *m, const digests *base) {
+    char name[64];
+    for (uint32_t i = 0; dev_host_isa_at(i) != NULL; i++) {
+        variation v = {.name = name, .isa = dev_host_isa_at(i)};
+        (void)snprintf(name, sizeof name, "%s", v.isa);
+        compare(s, m, base, &v);
+        v.threads = 2;
+        v.batch = 5;
+        v.chunk = 7;
+        (void)snprintf(name, sizeof name, "%s, batches of 5, chunks of 7, 2 threads", v.isa);
+        compare(s, m, base, &v);
+    }
+}
+
+static const variation base_run = {.name = "the base run is the recorded one"};
+
+static void check(const subject *s, const char *path, bool is_few) {
+    model *m = make_model(s);
+    const digests base = world_run(m, s->dtype, &base_run);
+    if (recorded(path, s->name) != base.all) printf("# now %016" PRIx64 "\n", base.all);
+    tell(recorded(path, s->name) == base.all, s->name, base_run.name);
+    compare(s, m, &base, &(variation){.name = "the same again"});
+    vary_isa(s, m, &base);
+    if (!is_few) {
+        vary_numbers(s, m, &base);
+        vary_rest(s, m, &base);
+    }
+    model_destroy(m);
+}
+
+static void print(const subject *s) {
+    model *m = make_model(s);
+    const digests base = world_run(m, s->dtype, &base_run);
+    printf("%016" PRIx64 " %s\n", base.all, s->name);
+    model_destroy(m);
+}
+
+int main(int argc, char **argv) {
+    const bool is_few = argc == 3 && strcmp(argv[1], "--few") == 0;
+    const bool prints = argc == 2 && strcmp(argv[1], "--print") == 0;
+    if (!is_few && argc != 2) {
+        fprintf(stderr, "usage: test_determinism [--few] RECORDED | --print\n");
+        return 2;
+    }
+    if (prints) printf("# %s; made by: test_determinism --print\n", model_numerics());
+    for (size_t i = 0; i < BT_ARRAY_COUNT(subjects); i++) {
+        if (prints)
+            print(&subjects[i]);
+        else
+            check(&subjects[i], argv[argc - 1], is_few);
+    }
+    if (!prints) printf("1..%u\n", cases);
+    return failures > 0;
+}

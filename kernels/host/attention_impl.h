@@ -236,6 +236,27 @@ static uint32_t tokens_before(const host_attention_block *b, uint32_t position) 
     return end < b->tokens ? (uint32_t)end : b->tokens;
 }
 
+/* Asks for K and V of the tile at `position`, one tile before they are needed: the pages of one
+ * head lie far apart and are short, so that the processor's own guesses come too late at each of
+ * them. */
+static void ask_for_tile(const host_attention_block *b, uint32_t position) {
+    const uint32_t end = b->first_position + b->tokens;
+    if (position >= end || !reads_pages(b, b->tokens * b->group)) return;
+    const uint32_t count = end - position < TILE ? end - position : TILE;
+    const uint32_t page_tokens = b->layout->page_tokens;
+    const size_t token_bytes = b->layout->head_dim * kv_element_bytes(b->layout->dtype);
+    for (uint32_t first = 0; first < count; first += page_tokens) {
+        const uint32_t rest = count - first;
+        const size_t bytes = token_bytes * (rest < page_tokens ? rest : page_tokens);
+        const uint8_t *keys = page_token(b, 0, position + first);
+        const uint8_t *values = page_token(b, 1, position + first);
+        for (size_t i = 0; i < bytes; i += CACHE_LINE) {
+            __builtin_prefetch(keys + i, 0, 2);
+            __builtin_prefetch(values + i, 0, 2);
+        }
+    }
+}
+
 static void attention_tile(const host_attention_block *b, uint32_t position,
                            const host_attention_state *state) {
     const uint32_t end = b->first_position + b->tokens; /* past the last query */
@@ -244,6 +265,7 @@ static void attention_tile(const host_attention_block *b, uint32_t position,
     const uint32_t first_row = first_token * b->group;
     const uint32_t rows = (tokens_before(b, position) - first_token) * b->group;
     float *values = state->values + (size_t)first_row * b->width;
+    ask_for_tile(b, position + TILE);
     score_tile(b, position, count, b->q + (size_t)first_row * b->layout->head_dim, rows);
     for (uint32_t r = 0; r < rows; r++) {
         const uint32_t row = first_row + r;
@@ -267,8 +289,9 @@ static void attention_partition(const host_attention_block *b, uint32_t partitio
     const uint32_t first_tile = host_first_key(b->first_position, b->window) / TILE * TILE;
     const uint32_t begin = partition * OP_ATTENTION_PARTITION;
     const uint32_t end = begin + OP_ATTENTION_PARTITION;
-    for (uint32_t position = begin > first_tile ? begin : first_tile;
-         position < end && position < queries_end; position += TILE)
+    const uint32_t start = begin > first_tile ? begin : first_tile;
+    ask_for_tile(b, start);
+    for (uint32_t position = start; position < end && position < queries_end; position += TILE)
         attention_tile(b, position, state);
 }
 

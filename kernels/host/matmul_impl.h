@@ -12,7 +12,7 @@
 #include "kernels/host/simd.h"
 #include "kernels/pack.h"
 
-enum { TILE_VECTORS_MAX = 4 };
+enum { TILE_VECTORS_MAX = 4, CACHE_LINE = 64 };
 
 /* What b is: a panel, f32 rows, or bf16 rows in plain order. */
 typedef enum tile_kind {
@@ -34,8 +34,8 @@ typedef struct tile_operands {
     float *c;
     size_t c_stride;
     bool accumulates; /* start from c, not from zero */
-    /* Weights to ask for meanwhile, so many bytes further for each k, where passes take only a part
-     * of each line (SIMD_ASKS_AHEAD). An address, for it may lie behind the last panel. */
+    /* Weights to ask for meanwhile (SIMD_ASKS_AHEAD), so many bytes further for each k; step 0:
+     * none. An address, for it may lie behind the last panel. */
     uintptr_t ahead;
     size_t ahead_step;
 } tile_operands;
@@ -74,7 +74,7 @@ static BT_ALWAYS_INLINE void tile(const tile_operands *o, int rows, int vectors,
     }
     const float *a = o->a;
     const size_t a_stride = o->a_stride;
-    const bool asks_ahead = SIMD_ASKS_AHEAD && kind == TILE_PACKED && rows > 1;
+    const bool asks_ahead = SIMD_ASKS_AHEAD && kind == TILE_PACKED && rows > 1 && o->ahead_step > 0;
     const size_t ahead_step = o->ahead_step;
     uintptr_t ahead = o->ahead;
     for (size_t k = 0; k < o->depth; k++) {
@@ -135,26 +135,28 @@ static inline uint32_t tile_rows(uint32_t rows) {
     return (rows + tiles - 1) / tiles;
 }
 
-/* A block of one panel for all rows. The passes of a tile over its columns together ask for the
- * block that comes next in memory. */
+/* A block of one panel for all rows. Each pass of a tile also asks for a part of the block that
+ * comes next in memory, so that the first pass over that one need not wait. */
 static void panel_block(float *out, const float *x, size_t x_stride, const uint16_t *panel,
                         uint32_t depth, uint32_t rows, bool accumulates) {
-    const uintptr_t next = (uintptr_t)panel + depth * PACK_PANEL_COLUMNS * sizeof *panel;
-    uint32_t count;
+    const size_t k_bytes = PACK_PANEL_COLUMNS * sizeof *panel;
+    const uintptr_t next = (uintptr_t)panel + depth * k_bytes;
+    uint32_t count, pass = 0;
     for (uint32_t row = 0; row < rows; row += count) {
         count = tile_rows(rows - row);
         const uint32_t columns = tile_columns(count);
+        const size_t strip = columns * sizeof *panel;
         tile_operands o = {.a = x + row * x_stride,
                            .a_stride = x_stride,
                            .b_stride = PACK_PANEL_COLUMNS,
                            .depth = depth,
                            .c_stride = PACK_PANEL_COLUMNS,
                            .accumulates = accumulates,
-                           .ahead_step = columns * sizeof *panel};
-        for (uint32_t column = 0; column < PACK_PANEL_COLUMNS; column += columns) {
+                           .ahead_step = strip < CACHE_LINE ? strip : CACHE_LINE};
+        for (uint32_t column = 0; column < PACK_PANEL_COLUMNS; column += columns, pass++) {
             o.b.bf16 = panel + column;
             o.c = out + (size_t)row * PACK_PANEL_COLUMNS + column;
-            o.ahead = next + column * depth * sizeof *panel;
+            o.ahead = next + pass % (k_bytes / o.ahead_step) * depth * o.ahead_step;
             tile_packed(&o, count);
         }
     }

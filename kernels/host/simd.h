@@ -14,8 +14,8 @@
  * SIMD_TILE_ROWS x SIMD_VECTORS_6 is the register tile of the matrix kernels; SIMD_VECTORS_1 and
  * SIMD_VECTORS_2 are the widths for one and two rows. A panel is worked on in blocks of
  * SIMD_BLOCK_DEPTH, which stay in the first or second cache while all rows pass. SIMD_ASKS_AHEAD is
- * 1 where a tile is narrower than a panel: its strided passes do not keep the memory busy by
- * themselves.
+ * 1 where the passes of several tiles over a block ask for the next one meanwhile, which they would
+ * not reach by themselves.
  */
 #ifndef BT_KERNELS_HOST_SIMD_H
 #define BT_KERNELS_HOST_SIMD_H

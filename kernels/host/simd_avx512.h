@@ -14,7 +14,7 @@
 #define SIMD_VECTORS_2       4
 #define SIMD_VECTORS_6       4
 #define SIMD_BLOCK_DEPTH     256
-#define SIMD_ASKS_AHEAD      0
+#define SIMD_ASKS_AHEAD      1
 #define SIMD_PACKED_VECTORS  2
 #define SIMD_QUANTISED_DEPTH 128
 

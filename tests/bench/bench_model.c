@@ -7,7 +7,8 @@
  * MODEL is a GGUF file or an HF folder, or "qwen3-0.6b": random weights of that shape. --context
  * (256) is the number of tokens before the generated ones, --batch (64) the largest batch,
  * --ceiling-mib (1024) the memory that the read ceiling is measured on. Seconds
- * are of the whole command, or means per step.
+ * are of the whole command, or means per step; cpu
+ * is the CPU time by the number of threads, which other programs disturb less.
  *
  *   ceilings                      memory read and FMA peak, all threads
  *   prompt TOKENS                 one prompt, in chunks of 512, the first token drawn
@@ -18,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -56,8 +58,9 @@ typedef struct bench {
     uint8_t *kv;
     kv_page_layout layout;
     uint32_t pages_max;
-    uint32_t prompted; /* sequences whose pages hold `context` tokens */
-    float *linear_in;  /* [CHUNK, widest], and out */
+    double cpu_seconds; /* of the steps of this command */
+    uint32_t prompted;  /* sequences whose pages hold `context` tokens */
+    float *linear_in;   /* [CHUNK, widest], and out */
     float *linear_out;
 
     /* The batch; arrays of `batch_max`. */
@@ -97,6 +100,13 @@ static void *must(void *block) {
 static double now_seconds(void) {
     const bt_clock clock = bt_clock_system();
     return (double)bt_clock_now_us(&clock) * 1e-6;
+}
+
+/* Of all threads together. */
+static double cpu_seconds(void) {
+    struct timespec t;
+    BT_ASSERT(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) == 0);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 /* ---- what a step costs at least */
@@ -194,9 +204,10 @@ static double step_seconds(bench *b, uint32_t sequences) {
                                .samples = b->samples,
                                .sampling = b->sampling,
                                .rows = b->rows};
-    const double start = now_seconds();
+    const double start = now_seconds(), cpu_start = cpu_seconds();
     const bt_status status = model_step(b->runner, &batch);
     const double seconds = now_seconds() - start;
+    b->cpu_seconds += cpu_seconds() - cpu_start;
     check(status, &(bt_error){.text = "a step failed"});
     for (uint32_t s = 0; s < sequences; s++)
         if (b->samples[s] == 1 && b->rows[s].status != SAMPLER_OK)
@@ -269,7 +280,10 @@ static void run_prompt(bench *b, uint32_t tokens) {
         const uint32_t count = tokens - done < CHUNK ? tokens - done : CHUNK;
         flops += linear_flops(b, count, done + count == tokens);
     }
-    printf("{\"seconds\": %.6f, \"flops\": %.0f}\n", prompt_seconds(b, tokens), flops);
+    b->cpu_seconds = 0.0;
+    const double seconds = prompt_seconds(b, tokens);
+    printf("{\"seconds\": %.6f, \"cpu\": %.6f, \"flops\": %.0f}\n", seconds,
+           b->cpu_seconds / b->o.threads, flops);
 }
 
 static void linear_matmul(bench *b, const pack_matrix *weights, uint32_t rows) {
@@ -284,7 +298,7 @@ static void linear_matmul(bench *b, const pack_matrix *weights, uint32_t rows) {
 static void run_linear(bench *b, uint32_t rows) {
     const model_geometry *g = &b->m->card.geometry;
     double flops = 0.0;
-    const double start = now_seconds();
+    const double start = now_seconds(), cpu_start = cpu_seconds();
     for (uint32_t i = 0; i < g->layers; i++) {
         const model_layer *layer = &b->m->layers[i];
         linear_matmul(b, &layer->qkv, rows);
@@ -297,7 +311,8 @@ static void run_linear(bench *b, uint32_t rows) {
         linear_matmul(b, &layer->down, rows);
         flops += 2.0 * rows * layer_weights(layer);
     }
-    printf("{\"seconds\": %.6f, \"flops\": %.0f}\n", now_seconds() - start, flops);
+    printf("{\"seconds\": %.6f, \"cpu\": %.6f, \"flops\": %.0f}\n", now_seconds() - start,
+           (cpu_seconds() - cpu_start) / b->o.threads, flops);
 }
 
 static double generate_step(bench *b, uint32_t batch, uint32_t position, uint32_t mode) {
@@ -309,11 +324,13 @@ static double generate_step(bench *b, uint32_t batch, uint32_t position, uint32_
 static void run_generate(bench *b, uint32_t batch, uint32_t mode, uint32_t steps) {
     double seconds[STEPS_MAX];
     prompt_batch(b, batch);
+    b->cpu_seconds = 0.0;
     for (uint32_t i = 0; i < steps; i++)
         seconds[i] = generate_step(b, batch, b->o.context + i, mode);
     const uint32_t context = b->o.context + steps / 2;
-    printf("{\"seconds\": %.6f, \"flops\": %.0f, \"weight_bytes\": %.0f, \"kv_bytes\": %.0f}\n",
-           mean(seconds, steps),
+    printf("{\"seconds\": %.6f, \"cpu\": %.6f, \"flops\": %.0f, \"weight_bytes\": %.0f, "
+           "\"kv_bytes\": %.0f}\n",
+           mean(seconds, steps), b->cpu_seconds / steps / b->o.threads,
            linear_flops(b, batch, batch) + batch * attention_flops(b, context, 1), weight_bytes(b),
            batch * kv_bytes(b, context));
 }

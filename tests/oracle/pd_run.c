@@ -97,12 +97,23 @@ static const bt_option_table option_table = {
     .count = BT_ARRAY_COUNT(option_rows),
 };
 
-typedef struct result {
+/* Printed in the order of cases, prompts and samples. */
+typedef struct page_of_text {
+    char *text;
+    size_t bytes;
+    FILE *out;
+} page_of_text;
+
+typedef struct sample_result {
     uint32_t rows;
     bool has_ended;
-    char *text;
-    size_t text_bytes;
-    FILE *out;
+    page_of_text page;
+} sample_result;
+
+typedef struct result {
+    bool has_ended;
+    page_of_text prompt;
+    sample_result *samples; /* [the case's samples] */
 } result;
 
 typedef struct router {
@@ -181,10 +192,23 @@ static void close_link(void *context, dispatch_link link) {
     if (l != NULL) proto_link_finish(l);
 }
 
+static bt_status open_page(page_of_text *page) {
+    page->out = open_memstream(&page->text, &page->bytes);
+    return page->out != NULL ? BT_OK : BT_ERR_WORKER_MEMORY;
+}
+
+static void close_page(page_of_text *page, bool is_printed) {
+    if (page->out == NULL) return;
+    (void)fclose(page->out);
+    if (is_printed && page->text != NULL) (void)fputs(page->text, stdout);
+    free(page->text); /* open_memstream's own */
+    *page = (page_of_text){.out = NULL};
+}
+
 static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) {
     router *r = context;
     const oracle_case *c = &r->cases[request - 1];
-    result *to = &r->results[request - 1];
+    sample_result *to = &r->results[request - 1].samples[rows->sample];
     size_t at = 0;
     for (uint32_t i = 0; i < rows->count; i++) {
         token_row row;
@@ -201,37 +225,55 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
                                     .selected_logprob = row.selected_logprob,
                                     .support_count = row.support_count,
                                     .support_ids = row.support_ids,
-                                    .support_logprobs = row.support_logprobs};
-        cases_print_row(to->out, c, 0, to->rows++, &printed);
+                                    .support_logprobs = row.support_logprobs,
+                                    .top_count = row.top_count,
+                                    .top = (const oracle_top *)row.top,
+                                    .id_logprobs = row.id_logprobs};
+        cases_print_row(to->page.out, c, rows->sample, to->rows++, &printed);
     }
     if (at != rows->bytes) r->is_failed = true;
 }
 
+/* After a retry they come again from the first one. */
 static void on_prompt_logprobs(void *context, uint64_t request,
                                const dispatch_prompt_logprobs *logprobs) {
-    (void)context;
-    (void)request;
-    (void)logprobs;
+    router *r = context;
+    const oracle_case *c = &r->cases[request - 1];
+    page_of_text *page = &r->results[request - 1].prompt;
+    const size_t entry = logprobs->bytes / logprobs->count;
+    if (logprobs->first_position == c->prompt_logprobs_from + 1) {
+        close_page(page, false);
+        if (open_page(page) != BT_OK) r->is_failed = true;
+    }
+    for (uint32_t i = 0; page->out != NULL && i < logprobs->count; i++) {
+        const uint8_t *at = logprobs->entries + i * entry;
+        const uint8_t *top = at + sizeof(float);
+        oracle_row row = {.token = c->ids[logprobs->first_position + i],
+                          .top_count = c->top_logprobs,
+                          .top = (const void *)top,
+                          .id_logprobs = (const void *)(top + c->top_logprobs * sizeof(row_top))};
+        memcpy(&row.token_logprob, at, sizeof row.token_logprob);
+        cases_print_prompt(page->out, c, logprobs->first_position + i, &row);
+    }
 }
 
 static void on_sample_end(void *context, uint64_t request, uint32_t sample,
                           const dispatch_end *end) {
-    (void)context;
-    (void)request;
-    (void)sample;
-    (void)end;
-}
-
-static void on_end(void *context, uint64_t request, const dispatch_end *end) {
     router *r = context;
-    result *to = &r->results[request - 1];
+    sample_result *to = &r->results[request - 1].samples[sample];
     const char *finish = end->finish == PROTO_FINISH_STOP ? "stop" : "length";
     if (end->status == BT_ERR_REQUEST_OVERFLOW)
         finish = "overflow";
     else if (end->status != BT_OK)
         finish = end->text;
-    cases_print_finish(to->out, &r->cases[request - 1], 0, finish, to->rows);
+    cases_print_finish(to->page.out, &r->cases[request - 1], sample, finish, to->rows);
     to->has_ended = true;
+}
+
+static void on_end(void *context, uint64_t request, const dispatch_end *end) {
+    router *r = context;
+    (void)end; /* every sample has said its own */
+    r->results[request - 1].has_ended = true;
     r->ended++;
     if (r->ended == r->count) bt_loop_stop(r->loop);
 }
@@ -243,28 +285,64 @@ static void on_ready_changed(void *context, bool is_ready) {
 
 /* ---- submitting ------------------------------------------------------------------------------ */
 
+static proto_generation generation_of(const oracle_case *c) {
+    proto_generation g = {
+        .max_new_tokens = c->max_new_tokens,
+        .temperature = c->temperature,
+        .top_p = c->top_p,
+        .top_k = c->top_k,
+        .min_p = c->min_p,
+        .filter = c->filter,
+        .frequency_penalty = c->frequency_penalty,
+        .presence_penalty = c->presence_penalty,
+        .repetition_penalty = c->repetition_penalty,
+        .mask_mode = c->mask_mode,
+        .vocab_limit = c->vocab_limit,
+        .seed = c->seed,
+        .samples = c->samples,
+        .stop_id_count = c->ignores_stop != 0 ? 0 : c->stop_count,
+        .min_new_tokens = c->min_new_tokens,
+        .banned_id_count = c->min_new_tokens > 0 ? c->stop_count : 0,
+        .bias_count = c->bias_count,
+        .wants_logprob = c->wants_logprob,
+        .top_logprobs = c->top_logprobs,
+        .logprob_id_count = c->logprob_id_count,
+        .wants_prompt_logprobs = c->wants_prompt_logprobs,
+        .prompt_logprobs_from = c->prompt_logprobs_from,
+    };
+    memcpy(g.stop_ids, c->stop_ids, c->stop_count * sizeof c->stop_ids[0]);
+    return g;
+}
+
+/* The words of an attempt (proto/message.h). Returns owned. */
+static int32_t *words_of(const oracle_case *c, const proto_generation *g) {
+    int32_t *words = bt_malloc(sizeof *words * proto_words(g, c->id_count));
+    if (words == NULL) return NULL;
+    int32_t *at = words;
+    memcpy(at, c->ids, c->id_count * sizeof *at);
+    at += c->id_count;
+    memcpy(at, c->bias_ids, c->bias_count * sizeof *at);
+    at += c->bias_count;
+    memcpy(at, c->biases, c->bias_count * sizeof *at);
+    at += c->bias_count;
+    memcpy(at, c->logprob_ids, c->logprob_id_count * sizeof *at);
+    return words;
+}
+
 static void submit(router *r, uint32_t index) {
     const oracle_case *c = &r->cases[index];
-    dispatch_request request = {
-        .id = index + 1,
-        .words = c->ids,
-        .prompt_tokens = c->id_count,
-        .is_credited = r->settings.is_credited,
-        .generation = {.max_new_tokens = c->max_new_tokens,
-                       .repetition_penalty = 1,
-                       .samples = 1,
-                       .temperature = c->temperature,
-                       .top_p = c->top_p,
-                       .top_k = c->top_k,
-                       .mask_mode = c->mask_mode,
-                       .wants_logprob = c->wants_logprob,
-                       .vocab_limit = c->vocab_limit,
-                       .seed = c->seed,
-                       .stop_id_count = c->stop_count},
-    };
-    memcpy(request.generation.stop_ids, c->stop_ids, c->stop_count * sizeof c->stop_ids[0]);
-    bt_error error = {0};
-    if (dispatch_submit(r->dispatch, &request, now_us(), &error) == BT_OK) return;
+    dispatch_request request = {.id = index + 1,
+                                .prompt_tokens = c->id_count,
+                                .is_credited = r->settings.is_credited,
+                                .generation = generation_of(c)};
+    int32_t *words = words_of(c, &request.generation);
+    request.words = words;
+    bt_error error = {.text = "out of memory"};
+    const bt_status status = words == NULL
+                                 ? BT_ERR_WORKER_MEMORY
+                                 : dispatch_submit(r->dispatch, &request, now_us(), &error);
+    bt_free(words);
+    if (status == BT_OK) return;
     (void)fprintf(stderr, "baton-pd-run: case %s: %s\n", c->name, error.text);
     r->is_failed = true;
     bt_loop_stop(r->loop);
@@ -293,7 +371,8 @@ static void on_tick(void *context) {
         submit(r, r->submitted++);
     }
     for (uint32_t i = 0; r->settings.is_credited && i < r->submitted; i++) {
-        if (!r->results[i].has_ended) dispatch_grant(r->dispatch, i + 1, 0, GRANT_BYTES, now_us());
+        for (uint32_t k = 0; !r->results[i].has_ended && k < r->cases[i].samples; k++)
+            dispatch_grant(r->dispatch, i + 1, k, GRANT_BYTES, now_us());
     }
 }
 
@@ -346,14 +425,29 @@ static bt_status listen_on(router *r, bt_error *error) {
     return BT_OK;
 }
 
+static bt_status open_result(const oracle_case *c, result *out) {
+    out->samples = bt_calloc(c->samples, sizeof *out->samples);
+    bt_status status = out->samples != NULL ? BT_OK : BT_ERR_WORKER_MEMORY;
+    for (uint32_t i = 0; status == BT_OK && i < c->samples; i++)
+        status = open_page(&out->samples[i].page);
+    return status;
+}
+
+static void close_result(const oracle_case *c, result *of, bool is_printed) {
+    close_page(&of->prompt, is_printed);
+    for (uint32_t i = 0; of->samples != NULL && i < c->samples; i++)
+        close_page(&of->samples[i].page, is_printed);
+    bt_free(of->samples);
+}
+
 static bt_status set_up(router *r, bt_error *error) {
     bt_status status = cases_read(stdin, &r->cases, &r->count, error);
     if (status != BT_OK) return status;
     r->results = bt_calloc(r->count + 1, sizeof *r->results);
     if (r->results == NULL) return bt_fail(error, BT_ERR_WORKER_MEMORY, "out of memory");
     for (uint32_t i = 0; i < r->count; i++) {
-        r->results[i].out = open_memstream(&r->results[i].text, &r->results[i].text_bytes);
-        if (r->results[i].out == NULL) return bt_fail(error, BT_ERR_WORKER_MEMORY, "no stream");
+        status = open_result(&r->cases[i], &r->results[i]);
+        if (status != BT_OK) return bt_fail(error, status, "out of memory");
     }
     status = create_dispatch(r, error);
     if (status == BT_OK) status = bt_loop_create(&r->loop);
@@ -373,11 +467,8 @@ static void tear_down(router *r) {
     bt_loop_source_free(r->deadline);
     dispatch_destroy(r->dispatch);
     bt_loop_destroy(r->loop);
-    for (uint32_t i = 0; r->results != NULL && i < r->count; i++) {
-        if (r->results[i].out != NULL) (void)fclose(r->results[i].out);
-        if (!r->is_failed && r->results[i].text != NULL) (void)fputs(r->results[i].text, stdout);
-        free(r->results[i].text); /* open_memstream's own */
-    }
+    for (uint32_t i = 0; r->results != NULL && i < r->count; i++)
+        close_result(&r->cases[i], &r->results[i], !r->is_failed);
     bt_free(r->results);
     cases_free(r->cases, r->count);
 }

@@ -82,6 +82,33 @@ def make_cases(vocabulary, count=8, most=40, prompt=90, seed=1):
     return "".join(lines)
 
 
+def make_wide_cases(vocabulary, count=8, most=24, prompt=90, seed=1):
+    """Everything a request may ask for besides: samples, biases, penalties, all log-probabilities."""
+    draw = random.Random(seed)
+    lines = []
+    for number in range(count):
+        tokens = draw.randrange(2, prompt)
+        ids = ",".join(str(draw.randrange(vocabulary)) for _ in range(tokens))
+        some = [str(token) for token in draw.sample(range(vocabulary), 6)]
+        new_tokens = draw.randrange(1, most)
+        words = [f"name=w{number} ids={ids} max_new_tokens={new_tokens} logprob=1",
+                 f"n={draw.choice((1, 2, 3, 5))} mask={('off', 'selected', 'support')[number % 3]}",
+                 f"top_k={draw.choice((1, 5, 50, 200))} top_p={draw.choice((1, 0.9))}",
+                 f"temperature={draw.choice((0.7, 1.3))} seed={draw.randrange(2**63)}",
+                 f"stop={some[0]},{some[1]}"]
+        if number % 2:
+            words.append(f"bias={some[2]}:{draw.uniform(-5, 5):.3f},{some[3]}:4.5")
+            words.append(f"top={draw.choice((1, 5, 128))} logprob_ids={some[4]},{some[5]}")
+        if number % 3:
+            words.append(f"prompt_logprobs_from={draw.randrange(tokens)}")
+        if number % 4 == 1:
+            words.append("frequency_penalty=0.6 presence_penalty=0.4 repetition_penalty=1.2")
+        if number % 4 == 3:
+            words.append(f"min_p=0.05 filter=rank min_new_tokens={draw.randrange(1, new_tokens + 1)}")
+        lines.append(" ".join(words) + "\n")
+    return "".join(lines)
+
+
 def oracle(model, cases, *options):
     done = subprocess.run([TEST_BIN / "baton-oracle", "--model", model, "--sampling-mask-max-tokens",
                            str(CAP), *options], input=cases, capture_output=True, text=True,
@@ -158,6 +185,25 @@ def two_by_two_equals_one_process_over_both():
 def one_after_the_other_and_in_small_chunks_equals_one_process():
     compare(tiny_model("qwen2"), make_cases(256, count=5), 1, 1, router_options=("--serial",),
             prefill_options=("--chunk-tokens", "5"))
+
+
+@case
+def samples_biases_and_all_log_probabilities_equal_one_process():
+    for family in ("llama", "qwen2", "qwen3"):
+        compare(tiny_model(family), make_wide_cases(256), 1, 1)
+    compare(tiny_model("llama"), make_wide_cases(256, count=16, seed=2), 2, 2,
+            worker_options=("--ucx-tls", "shm"))
+    compare(tiny_model("qwen2"), make_wide_cases(256, count=6, seed=3), 1, 1,
+            router_options=("--serial", "--credited"), prefill_options=("--chunk-tokens", "5"))
+
+
+@case
+def log_probabilities_of_a_prompt_alone():
+    draw = random.Random(5)
+    cases = "".join(
+        f"name=p{i} ids={','.join(str(draw.randrange(256)) for _ in range(200))} max_new_tokens=0 "
+        f"logprob=1 top={i} prompt_logprobs_from={start}\n" for i, start in enumerate((0, 150, 199)))
+    compare(tiny_model("llama"), cases, 1, 1)
 
 
 @case

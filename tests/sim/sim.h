@@ -28,6 +28,10 @@ enum {
     SIM_LINKS_MAX = 4096,
     SIM_VOCAB = 5000,
     SIM_STALLS_MAX = 64,
+    SIM_SAMPLES_MAX = 4,
+    SIM_TOPS_MAX = 4,
+    SIM_IDS_MAX = 3,
+    SIM_BIASES_MAX = 2,
     SIM_SECOND = 1000 * 1000,
 };
 
@@ -51,10 +55,11 @@ typedef struct sim_scenario {
     uint64_t stream_bytes_max;  /* of a streams connection before it blocks */
     uint32_t clients;
     uint32_t prompt_tokens_max, new_tokens_max;
-    uint64_t chaos_us; /* how long clients come and faults happen */
+    uint32_t samples_max; /* of one request, up to SIM_SAMPLES_MAX */
+    uint64_t chaos_us;    /* how long clients come and faults happen */
     uint32_t request_timeout_ms;
     /* Faults during chaos; per thousand, or mean microseconds between two (0 = never). */
-    uint32_t cancel_permille, slow_reader_permille, short_timeout_permille;
+    uint32_t cancel_permille, cancel_sample_permille, slow_reader_permille, short_timeout_permille;
     uint32_t mover_drop_permille, mover_corrupt_permille, mover_stall_permille;
     uint64_t crash_us, link_loss_us, freeze_us, step_failure_us, router_crash_us;
 } sim_scenario;
@@ -177,24 +182,35 @@ typedef enum client_state {
     CLIENT_LOST,    /* the router died under it */
 } client_state;
 
-typedef struct sim_client {
-    client_state state;
-    dispatch_request request; /* prompt owned */
-    bool is_slow, will_cancel, is_probe;
-    uint64_t submitted_us, ended_us;
-    sampler_row *expected; /* what any correct cluster answers */
+/* One sample: what any correct cluster draws, and what came. */
+typedef struct sim_sample {
+    sampler_row *expected; /* with their arrays in the blocks below */
     uint32_t expected_count;
     int32_t *support_ids;
     float *support_logprobs;
+    sampler_top *top;
+    float *id_logprobs;
     uint32_t rows;
-    bool has_sample_ended;
-    dispatch_end end, sample_end;
+    bool is_cancelled, has_ended; /* by the client, alone */
+    dispatch_end end;
+} sim_sample;
+
+typedef struct sim_client {
+    client_state state;
+    dispatch_request request; /* words owned */
+    bool is_slow, will_cancel, will_cancel_sample, is_probe;
+    uint64_t submitted_us, ended_us;
+    sim_sample samples[SIM_SAMPLES_MAX];
+    float *prompt_logprobs; /* entries as PROMPT_LOGPROBS has them, from the first one */
+    uint32_t next_position; /* of what came */
+    dispatch_end end;
 } sim_client;
 
 /* Makes the next client and submits it at that time. */
 void sim_client_add(sim *s, uint64_t at_us, bool is_probe);
-void sim_client_on_rows(sim *s, uint64_t request, const uint8_t *records, size_t bytes,
-                        uint32_t row_count);
+void sim_client_on_rows(sim *s, uint64_t request, const dispatch_rows *rows);
+void sim_client_on_prompt_logprobs(sim *s, uint64_t request,
+                                   const dispatch_prompt_logprobs *logprobs);
 void sim_client_on_sample_end(sim *s, uint64_t request, uint32_t sample, const dispatch_end *end);
 void sim_client_on_end(sim *s, uint64_t request, const dispatch_end *end);
 void sim_clients_on_router_lost(sim *s);
@@ -208,6 +224,7 @@ typedef struct sim_tally {
     uint64_t clients, ok, overflow, cancelled, deadline, peer, no_worker, other, refused, lost;
     uint64_t rows, retries, late, events, crashes, losses, freezes, drops, corruptions, stalls;
     uint64_t router_crashes, step_failures;
+    uint64_t samples, mixed, sample_cancels, logprobs, retractions;
 } sim_tally;
 
 typedef struct sim_stall {

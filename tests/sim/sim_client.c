@@ -14,7 +14,17 @@ enum { SLACK_US = 200 * 1000 }; /* ticks */
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
-static sampler_params params_of(const sim *s, const proto_generation *g) {
+static const int32_t *bias_ids_of(const sim_client *c) {
+    return c->request.words + c->request.prompt_tokens;
+}
+
+static const int32_t *logprob_ids_of(const sim_client *c) {
+    return bias_ids_of(c) + 2 * (size_t)c->request.generation.bias_count;
+}
+
+static sampler_params params_of(const sim *s, const sim_client *c, uint32_t sample,
+                                const float *biases) {
+    const proto_generation *g = &c->request.generation;
     return (sampler_params){.temperature = g->temperature,
                             .top_p = g->top_p,
                             .top_k = g->top_k,
@@ -22,39 +32,99 @@ static sampler_params params_of(const sim *s, const proto_generation *g) {
                             .mask_max_tokens = g->mask_mode == 0 ? 0 : s->scenario.cap,
                             .vocab_limit = g->vocab_limit,
                             .wants_logprob = g->wants_logprob,
-                            .seed = g->seed};
+                            .seed = proto_sample_seed(g->seed, sample),
+                            .filter = g->filter,
+                            .min_p = g->min_p,
+                            .frequency_penalty = g->frequency_penalty,
+                            .presence_penalty = g->presence_penalty,
+                            .repetition_penalty = g->repetition_penalty,
+                            .banned_ids = g->stop_ids,
+                            .banned_count = g->banned_id_count,
+                            .bias_ids = bias_ids_of(c),
+                            .biases = biases,
+                            .bias_count = g->bias_count,
+                            .top_logprobs = g->top_logprobs,
+                            .logprob_ids = logprob_ids_of(c),
+                            .logprob_id_count = g->logprob_id_count};
+}
+
+static void *get_zeroed(size_t count, size_t bytes) {
+    void *block = bt_calloc(count + 1, bytes);
+    assert_non_null(block);
+    return block;
+}
+
+static compute_sim_options computing(const sim *s) {
+    return (compute_sim_options){.page_tokens = s->scenario.page_tokens,
+                                 .vocab_size = SIM_VOCAB,
+                                 .support_max = s->scenario.support_max};
 }
 
 /* Rows of what a single process draws, up to a stop id, the length, or an overflow. */
-static void expect_rows(sim *s, sim_client *c) {
+static void expect_rows(sim *s, sim_client *c, uint32_t sample) {
     const proto_generation *g = &c->request.generation;
     const uint32_t count = g->max_new_tokens;
     const size_t cap = g->mask_mode == 0 ? 1 : s->scenario.cap;
-    const sampler_params params = params_of(s, g);
+    float biases[SIM_BIASES_MAX];
+    sim_sample *to = &c->samples[sample];
     if (count == 0) return;
-    c->expected = bt_calloc(count, sizeof *c->expected);
-    c->support_ids = bt_calloc(count * cap, sizeof *c->support_ids);
-    c->support_logprobs = bt_calloc(count * cap, sizeof *c->support_logprobs);
-    assert_true(c->expected != NULL && c->support_ids != NULL && c->support_logprobs != NULL);
+    memcpy(biases, bias_ids_of(c) + g->bias_count, g->bias_count * sizeof *biases);
+    const sampler_params params = params_of(s, c, sample, biases);
+    to->expected = get_zeroed(count, sizeof *to->expected);
+    to->support_ids = get_zeroed(count * cap, sizeof *to->support_ids);
+    to->support_logprobs = get_zeroed(count * cap, sizeof *to->support_logprobs);
+    to->top = get_zeroed((size_t)count * SIM_TOPS_MAX, sizeof *to->top);
+    to->id_logprobs = get_zeroed((size_t)count * SIM_IDS_MAX, sizeof *to->id_logprobs);
     for (uint32_t i = 0; i < count; i++) {
-        c->expected[i].support_ids = c->support_ids + i * cap;
-        c->expected[i].support_logprobs = c->support_logprobs + i * cap;
+        to->expected[i].support_ids = to->support_ids + i * cap;
+        to->expected[i].support_logprobs = to->support_logprobs + i * cap;
+        to->expected[i].top = to->top + (size_t)i * SIM_TOPS_MAX;
+        to->expected[i].id_logprobs = to->id_logprobs + (size_t)i * SIM_IDS_MAX;
     }
-    const compute_sim_options options = {.page_tokens = s->scenario.page_tokens,
-                                         .vocab_size = SIM_VOCAB,
-                                         .support_max = s->scenario.support_max};
-    c->expected_count = compute_sim_expect(&options, &params, c->request.words,
-                                           c->request.prompt_tokens, count, c->expected);
+    const compute_sim_options options = computing(s);
+    to->expected_count =
+        compute_sim_expect_banned(&options, &params, g->min_new_tokens, c->request.words,
+                                  c->request.prompt_tokens, count, to->expected);
 }
 
-static void set_generation(sim *s, sim_client *c) {
+/* Entries for the prompt as the wire has them. */
+static void expect_prompt(sim *s, sim_client *c) {
+    const proto_generation *g = &c->request.generation;
+    float logprobs[512], ids[512 * SIM_IDS_MAX];
+    sampler_top top[512 * SIM_TOPS_MAX];
+    if (!g->wants_prompt_logprobs) return;
+    const uint32_t from = g->prompt_logprobs_from;
+    const uint32_t count = c->request.prompt_tokens - 1 - from;
+    assert_true(count <= 512);
+    const model_scores scores = {.first = from,
+                                 .count = count,
+                                 .targets = c->request.words + from + 1,
+                                 .vocab_limit = g->vocab_limit,
+                                 .top_count = g->top_logprobs,
+                                 .id_count = g->logprob_id_count,
+                                 .ids = logprob_ids_of(c),
+                                 .logprobs = logprobs,
+                                 .top = top,
+                                 .id_logprobs = ids};
+    const compute_sim_options options = computing(s);
+    const size_t entry = proto_prompt_logprob_bytes(g);
+    uint8_t *at = get_zeroed(count, entry);
+    c->prompt_logprobs = (float *)(void *)at;
+    if (count > 0) compute_sim_expect_scores(&options, c->request.words, &scores);
+    for (uint32_t i = 0; i < count; i++, at += entry) {
+        const size_t tops = g->top_logprobs * sizeof *top;
+        memcpy(at, &logprobs[i], sizeof(float));
+        memcpy(at + sizeof(float), top + (size_t)i * g->top_logprobs, tops);
+        memcpy(at + sizeof(float) + tops, ids + (size_t)i * g->logprob_id_count,
+               g->logprob_id_count * sizeof(float));
+    }
+}
+
+static void set_plain(sim *s, sim_client *c) {
     proto_generation *g = &c->request.generation;
+    *g = proto_generation_default();
     g->max_new_tokens = (uint32_t)sim_random(s, s->scenario.new_tokens_max + 1);
     if (c->is_probe && g->max_new_tokens == 0) g->max_new_tokens = 1;
-    g->temperature = 1.0f;
-    g->repetition_penalty = 1.0f;
-    g->samples = 1;
-    g->top_p = 1.0f;
     g->top_k = sim_random(s, 3) == 0 ? 1 + (uint32_t)sim_random(s, 50) : 0;
     g->mask_mode = (uint32_t)sim_random(s, 3);
     g->wants_logprob = (uint32_t)sim_random(s, 2);
@@ -64,11 +134,49 @@ static void set_generation(sim *s, sim_client *c) {
         g->stop_ids[i] = (int32_t)sim_random(s, SIM_VOCAB);
 }
 
+/* Everything else, each in some of the requests. */
+static void set_extras(sim *s, sim_client *c) {
+    proto_generation *g = &c->request.generation;
+    if (sim_random(s, 2) == 0) g->samples = 1 + (uint32_t)sim_random(s, s->scenario.samples_max);
+    if (sim_random(s, 4) == 0) g->frequency_penalty = 0.5f;
+    if (sim_random(s, 4) == 0) g->repetition_penalty = 1.25f;
+    if (sim_random(s, 4) == 0) g->bias_count = 1 + (uint32_t)sim_random(s, SIM_BIASES_MAX);
+    if (sim_random(s, 4) == 0 && g->max_new_tokens > 0) {
+        g->min_new_tokens = (uint32_t)sim_random(s, g->max_new_tokens + 1);
+        g->banned_id_count = g->min_new_tokens > 0 ? g->stop_id_count : 0;
+    }
+    if (!g->wants_logprob) return;
+    g->top_logprobs = (uint32_t)sim_random(s, SIM_TOPS_MAX + 1);
+    g->logprob_id_count = (uint32_t)sim_random(s, SIM_IDS_MAX + 1);
+    g->wants_prompt_logprobs = (uint32_t)sim_random(s, 2);
+    g->prompt_logprobs_from = (uint32_t)sim_random(s, c->request.prompt_tokens);
+}
+
+/* Ids are told apart by their place, so that none comes twice. */
+static void set_words(sim *s, sim_client *c) {
+    const proto_generation *g = &c->request.generation;
+    const uint32_t tokens = c->request.prompt_tokens;
+    int32_t *words = get_zeroed(proto_words(g, tokens), sizeof *words);
+    int32_t *at = words;
+    c->request.words = words;
+    for (uint32_t i = 0; i < tokens; i++)
+        *at++ = (int32_t)sim_random(s, SIM_VOCAB);
+    for (uint32_t i = 0; i < g->bias_count; i++)
+        *at++ = (int32_t)(sim_random(s, SIM_VOCAB / 4) * 4 + i);
+    for (uint32_t i = 0; i < g->bias_count; i++) {
+        const float bias = (float)sim_random(s, 100) / 10 - 5;
+        memcpy(at++, &bias, sizeof bias);
+    }
+    for (uint32_t i = 0; i < g->logprob_id_count; i++)
+        *at++ = (int32_t)(sim_random(s, SIM_VOCAB / 4) * 4 + i);
+}
+
 /* Stop ids that are never drawn test little: sometimes one is taken from the answer. */
 static void set_stop(sim *s, sim_client *c) {
     proto_generation *g = &c->request.generation;
-    if (c->expected_count < 2 || sim_random(s, 3) != 0) return;
-    const int32_t token = c->expected[sim_random(s, c->expected_count)].token;
+    const sim_sample *first = &c->samples[0];
+    if (first->expected_count < 2 || g->banned_id_count > 0 || sim_random(s, 3) != 0) return;
+    const int32_t token = first->expected[sim_random(s, first->expected_count)].token;
     if (token < 0) return; /* the row that overflows */
     g->stop_ids[0] = token;
     if (g->stop_id_count == 0) g->stop_id_count = 1;
@@ -80,23 +188,22 @@ void sim_client_add(sim *s, uint64_t at_us, bool is_probe) {
     assert_true(s->client_count < SIM_CLIENTS_MAX);
     sim_client *c = &s->clients[s->client_count++];
     const sim_scenario *o = &s->scenario;
-    const uint32_t tokens = 1 + (uint32_t)sim_random(s, o->prompt_tokens_max);
-    int32_t *prompt = bt_calloc(tokens, sizeof *prompt);
-    assert_non_null(prompt);
-    for (uint32_t i = 0; i < tokens; i++)
-        prompt[i] = (int32_t)sim_random(s, SIM_VOCAB);
     c->is_probe = is_probe;
     c->request.id = s->client_count;
-    c->request.words = prompt;
-    c->request.prompt_tokens = tokens;
+    c->request.prompt_tokens = 1 + (uint32_t)sim_random(s, o->prompt_tokens_max);
     c->request.is_credited = sim_random(s, 2) == 0;
     c->is_slow = !is_probe && sim_chance(s, o->slow_reader_permille);
     if (!is_probe && sim_chance(s, o->short_timeout_permille)) {
         c->request.timeout_ms = 1 + (uint32_t)sim_random(s, 2000);
     }
     c->will_cancel = !is_probe && sim_chance(s, o->cancel_permille);
-    set_generation(s, c);
-    expect_rows(s, c);
+    c->will_cancel_sample = !is_probe && sim_chance(s, o->cancel_sample_permille);
+    set_plain(s, c);
+    set_extras(s, c);
+    set_words(s, c);
+    for (uint32_t i = 0; i < c->request.generation.samples; i++)
+        expect_rows(s, c, i);
+    expect_prompt(s, c);
     set_stop(s, c);
     sim_at(s, at_us, submit, s->client_count - 1, 0);
 }
@@ -105,6 +212,16 @@ static void cancel(sim *s, uint64_t index, uint64_t b) {
     (void)b;
     const sim_client *c = &s->clients[index];
     if (c->state == CLIENT_WAITING) dispatch_cancel(s->router.d, c->request.id, s->now_us);
+}
+
+static void cancel_sample(sim *s, uint64_t index, uint64_t sample) {
+    sim_client *c = &s->clients[index];
+    sim_sample *of = &c->samples[sample];
+    if (c->state != CLIENT_WAITING || of->has_ended) return;
+    of->is_cancelled = true;
+    s->tally.sample_cancels++;
+    dispatch_cancel_sample(s->router.d, c->request.id, (uint32_t)sample, s->now_us);
+    assert_true(of->has_ended);
 }
 
 static void submit(sim *s, uint64_t index, uint64_t b) {
@@ -128,6 +245,9 @@ static void submit(sim *s, uint64_t index, uint64_t b) {
         return;
     }
     if (c->will_cancel) sim_after(s, sim_random(s, 3 * SIM_SECOND), cancel, index, 0);
+    if (!c->will_cancel_sample) return;
+    const uint64_t sample = sim_random(s, c->request.generation.samples);
+    sim_after(s, sim_random(s, SIM_SECOND), cancel_sample, index, sample);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -139,6 +259,10 @@ static void check_row(const sim_client *c, const token_row *got, const sampler_r
     assert_int_equal(got->has_logprob, g->wants_logprob);
     assert_memory_equal(&got->token_logprob, &want->token_logprob, sizeof(float));
     assert_memory_equal(&got->selected_logprob, &want->selected_logprob, sizeof(float));
+    assert_int_equal(got->top_count, want->top_count);
+    assert_memory_equal(got->top, want->top, want->top_count * sizeof *want->top);
+    assert_int_equal(got->id_logprob_count, g->logprob_id_count);
+    assert_memory_equal(got->id_logprobs, want->id_logprobs, g->logprob_id_count * sizeof(float));
     assert_int_equal(got->support_count, want->support_count);
     if (want->support_count == 0) return;
     assert_memory_equal(got->support_ids, want->support_ids, want->support_count * sizeof(int32_t));
@@ -147,33 +271,59 @@ static void check_row(const sim_client *c, const token_row *got, const sampler_r
                         want->support_count * sizeof(float));
 }
 
-static void grant(sim *s, uint64_t request, uint64_t bytes) {
+/* b: bytes, and above them the sample. */
+static void grant(sim *s, uint64_t request, uint64_t b) {
     const sim_client *c = &s->clients[request - 1];
-    if (c->state == CLIENT_WAITING) dispatch_grant(s->router.d, request, 0, bytes, s->now_us);
+    if (c->state != CLIENT_WAITING) return;
+    dispatch_grant(s->router.d, request, (uint32_t)(b >> 48), b & (UINT64_MAX >> 16), s->now_us);
 }
 
-void sim_client_on_rows(sim *s, uint64_t request, const uint8_t *records, size_t bytes,
-                        uint32_t row_count) {
+void sim_client_on_rows(sim *s, uint64_t request, const dispatch_rows *rows) {
     sim_client *c = &s->clients[request - 1];
+    sim_sample *of = &c->samples[rows->sample];
     size_t at = 0;
     assert_int_equal(c->state, CLIENT_WAITING);
-    for (uint32_t i = 0; i < row_count; i++, c->rows++) {
+    assert_true(rows->sample < c->request.generation.samples);
+    assert_false(of->has_ended);
+    for (uint32_t i = 0; i < rows->count; i++, of->rows++) {
         token_row row;
         size_t used = 0;
-        assert_int_equal(row_record_decode(records + at, bytes - at, s->scenario.cap, &row, &used),
-                         BT_OK);
+        assert_int_equal(
+            row_record_decode(rows->records + at, rows->bytes - at, s->scenario.cap, &row, &used),
+            BT_OK);
         assert_true(used > 0);
-        assert_true(c->rows < c->expected_count);
-        assert_int_equal(c->expected[c->rows].status, SAMPLER_OK);
-        check_row(c, &row, &c->expected[c->rows]);
+        assert_true(of->rows < of->expected_count);
+        assert_int_equal(of->expected[of->rows].status, SAMPLER_OK);
+        check_row(c, &row, &of->expected[of->rows]);
         at += used;
     }
-    assert_int_equal(at, bytes);
-    s->tally.rows += row_count;
+    assert_int_equal(at, rows->bytes);
+    s->tally.rows += rows->count;
     if (!c->request.is_credited) return;
     /* A slow reader takes seconds for each batch; the slowest never reads on. */
     if (c->is_slow && sim_random(s, 4) == 0) return;
-    sim_after(s, sim_delay(s, c->is_slow ? 2 * SIM_SECOND : 1000), grant, request, bytes);
+    sim_after(s, sim_delay(s, c->is_slow ? 2 * SIM_SECOND : 1000), grant, request,
+              (uint64_t)rows->sample << 48 | rows->bytes);
+}
+
+/* From the first one on; after a retry again. */
+void sim_client_on_prompt_logprobs(sim *s, uint64_t request,
+                                   const dispatch_prompt_logprobs *logprobs) {
+    sim_client *c = &s->clients[request - 1];
+    const proto_generation *g = &c->request.generation;
+    const uint32_t first = g->prompt_logprobs_from + 1;
+    const size_t entry = proto_prompt_logprob_bytes(g);
+    assert_int_equal(c->state, CLIENT_WAITING);
+    assert_int_equal(g->wants_prompt_logprobs, 1);
+    if (logprobs->first_position == first) c->next_position = first;
+    assert_int_equal(logprobs->first_position, c->next_position);
+    c->next_position += logprobs->count;
+    assert_true(c->next_position <= c->request.prompt_tokens);
+    assert_int_equal(logprobs->bytes, logprobs->count * entry);
+    const uint8_t *expected = (const uint8_t *)c->prompt_logprobs;
+    assert_memory_equal(logprobs->entries, expected + (logprobs->first_position - first) * entry,
+                        logprobs->bytes);
+    s->tally.logprobs += logprobs->count;
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -185,36 +335,36 @@ static bool is_stop(const proto_generation *g, int32_t token) {
     return false;
 }
 
-/* The rows of the whole answer, and how it ends. */
-static uint32_t whole_answer(const sim_client *c, proto_finish *finish, bt_status *status) {
-    const proto_generation *g = &c->request.generation;
+/* The rows of the whole answer of a sample, and how it ends. */
+static uint32_t whole_answer(const proto_generation *g, const sim_sample *of, proto_finish *finish,
+                             bt_status *status) {
     *finish = PROTO_FINISH_LENGTH;
     *status = BT_OK;
-    for (uint32_t i = 0; i < c->expected_count; i++) {
-        if (c->expected[i].status == SAMPLER_OVERFLOW) {
+    for (uint32_t i = 0; i < of->expected_count; i++) {
+        if (of->expected[i].status == SAMPLER_OVERFLOW) {
             *finish = PROTO_FINISH_ERROR;
             *status = BT_ERR_REQUEST_OVERFLOW;
             return i;
         }
-        assert_int_equal(c->expected[i].status, SAMPLER_OK);
+        assert_int_equal(of->expected[i].status, SAMPLER_OK);
         if (i + 1 == g->max_new_tokens) return i + 1;
-        if (!is_stop(g, c->expected[i].token)) continue;
+        if (!is_stop(g, of->expected[i].token)) continue;
         *finish = PROTO_FINISH_STOP;
         return i + 1;
     }
     return 0; /* max_new_tokens 0 */
 }
 
-static void check_whole(const sim_client *c, const dispatch_end *end) {
+static void check_whole(const proto_generation *g, const sim_sample *of, const dispatch_end *end) {
     proto_finish finish;
     bt_status status;
-    const uint32_t rows = whole_answer(c, &finish, &status);
+    const uint32_t rows = whole_answer(g, of, &finish, &status);
     assert_int_equal(end->status, status);
     assert_int_equal(end->finish, finish);
-    assert_int_equal(c->rows, rows);
+    assert_int_equal(of->rows, rows);
     assert_int_equal(end->http_status, status == BT_OK ? 200 : 400);
     if (finish != PROTO_FINISH_STOP) return;
-    assert_int_equal(end->matched_id, c->expected[rows - 1].token);
+    assert_int_equal(end->matched_id, of->expected[rows - 1].token);
 }
 
 static bool has_faults(const sim_scenario *o) {
@@ -224,34 +374,85 @@ static bool has_faults(const sim_scenario *o) {
 }
 
 /* The ways to end that are nobody's lie. */
-static void check_failure(sim *s, const sim_client *c, const dispatch_end *end) {
+static void check_failure(const sim *s, const sim_client *c, const dispatch_end *end,
+                          bool is_cancelled) {
     assert_int_equal(end->finish, PROTO_FINISH_ERROR);
     assert_true(end->text[0] != '\0');
     /* A broken chain of KV bytes shows as a broken capture: never. */
     assert_int_not_equal(end->status, BT_ERR_REQUEST_CAPTURE);
     if (end->status == BT_ERR_REQUEST_CANCELLED) {
-        assert_true(c->will_cancel);
-        s->tally.cancelled++;
+        assert_true(c->will_cancel || is_cancelled);
     } else if (end->status == BT_ERR_REQUEST_DEADLINE) {
         assert_true(c->request.timeout_ms != 0 || c->is_slow || has_faults(&s->scenario));
-        s->tally.deadline++;
     } else {
         assert_true(has_faults(&s->scenario));
         assert_false(c->is_probe);
-        const bool is_peer = bt_status_scope(end->status) == BT_SCOPE_PEER;
-        s->tally.peer += is_peer ? 1 : 0;
-        s->tally.no_worker += end->status == BT_ERR_REQUEST_NO_WORKER ? 1 : 0;
-        s->tally.other += !is_peer && end->status != BT_ERR_REQUEST_NO_WORKER ? 1 : 0;
     }
+}
+
+static bool is_own_end(bt_status status) {
+    return status == BT_OK || status == BT_ERR_REQUEST_OVERFLOW;
 }
 
 void sim_client_on_sample_end(sim *s, uint64_t request, uint32_t sample, const dispatch_end *end) {
     sim_client *c = &s->clients[request - 1];
+    sim_sample *of = &c->samples[sample];
     assert_int_equal(c->state, CLIENT_WAITING);
-    assert_int_equal(sample, 0);
-    assert_false(c->has_sample_ended);
-    c->has_sample_ended = true;
-    c->sample_end = *end;
+    assert_true(sample < c->request.generation.samples);
+    assert_false(of->has_ended); /* exactly once */
+    of->has_ended = true;
+    of->end = *end;
+    s->tally.samples++;
+    assert_int_equal(end->rows_total, of->rows);
+    if (is_own_end(end->status)) {
+        check_whole(&c->request.generation, of, end);
+    } else {
+        check_failure(s, c, end, of->is_cancelled);
+    }
+}
+
+static void count_end(sim *s, bt_status status) {
+    const bool is_peer = bt_status_scope(status) == BT_SCOPE_PEER;
+    s->tally.peer += is_peer ? 1 : 0;
+    if (status == BT_OK) {
+        s->tally.ok++;
+    } else if (status == BT_ERR_REQUEST_OVERFLOW) {
+        s->tally.overflow++;
+    } else if (status == BT_ERR_REQUEST_CANCELLED) {
+        s->tally.cancelled++;
+    } else if (status == BT_ERR_REQUEST_DEADLINE) {
+        s->tally.deadline++;
+    } else if (status == BT_ERR_REQUEST_NO_WORKER) {
+        s->tally.no_worker++;
+    } else if (!is_peer) {
+        s->tally.other++;
+    }
+}
+
+/* The end of the request against those of its samples. */
+static void check_samples(sim *s, const sim_client *c, const dispatch_end *end) {
+    const proto_generation *g = &c->request.generation;
+    uint32_t rows = 0, well = 0, mixed = 0, cancelled = 0;
+    for (uint32_t i = 0; i < g->samples; i++) {
+        const sim_sample *of = &c->samples[i];
+        assert_true(of->has_ended);
+        rows += of->rows;
+        well += of->end.status == BT_OK;
+        mixed += of->end.status != c->samples[0].end.status;
+        cancelled += of->is_cancelled;
+    }
+    assert_int_equal(end->rows_total, rows);
+    s->tally.mixed += mixed > 0;
+    s->tally.retractions += end->retractions;
+    if (end->status == BT_OK) {
+        assert_true(well > 0);
+        if (g->wants_prompt_logprobs && g->prompt_logprobs_from + 1 < c->request.prompt_tokens)
+            assert_int_equal(c->next_position, c->request.prompt_tokens);
+    } else if (end->status == BT_ERR_REQUEST_OVERFLOW) {
+        assert_int_equal(well, 0);
+    } else {
+        check_failure(s, c, end, cancelled > 0);
+    }
 }
 
 void sim_client_on_end(sim *s, uint64_t request, const dispatch_end *end) {
@@ -260,19 +461,11 @@ void sim_client_on_end(sim *s, uint64_t request, const dispatch_end *end) {
     c->state = CLIENT_ENDED;
     c->ended_us = s->now_us;
     c->end = *end;
-    assert_true(c->has_sample_ended);
-    assert_int_equal(c->sample_end.status, end->status); /* of one sample the two are the same */
-    assert_int_equal(end->rows_total, c->rows);
     const uint64_t timeout_ms =
         c->request.timeout_ms != 0 ? c->request.timeout_ms : s->scenario.request_timeout_ms;
     assert_true(s->now_us <= c->submitted_us + timeout_ms * 1000 + SLACK_US);
-    if (end->status == BT_OK || end->status == BT_ERR_REQUEST_OVERFLOW) {
-        check_whole(c, end);
-        s->tally.ok += end->status == BT_OK ? 1 : 0;
-        s->tally.overflow += end->status == BT_OK ? 0 : 1;
-    } else {
-        check_failure(s, c, end);
-    }
+    check_samples(s, c, end);
+    count_end(s, end->status);
 }
 
 void sim_clients_on_router_lost(sim *s) {
@@ -294,8 +487,13 @@ void sim_clients_free(sim *s) {
     for (uint32_t i = 0; i < s->client_count; i++) {
         sim_client *c = &s->clients[i];
         bt_free((void *)(uintptr_t)c->request.words);
-        bt_free(c->expected);
-        bt_free(c->support_ids);
-        bt_free(c->support_logprobs);
+        bt_free(c->prompt_logprobs);
+        for (uint32_t k = 0; k < SIM_SAMPLES_MAX; k++) {
+            bt_free(c->samples[k].expected);
+            bt_free(c->samples[k].support_ids);
+            bt_free(c->samples[k].support_logprobs);
+            bt_free(c->samples[k].top);
+            bt_free(c->samples[k].id_logprobs);
+        }
     }
 }

@@ -19,15 +19,12 @@ static void on_close(void *context, dispatch_link link) {
 }
 
 static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) {
-    sim_client_on_rows(context, request, rows->records, rows->bytes, rows->count);
+    sim_client_on_rows(context, request, rows);
 }
 
 static void on_prompt_logprobs(void *context, uint64_t request,
                                const dispatch_prompt_logprobs *logprobs) {
-    (void)context;
-    (void)request;
-    (void)logprobs;
-    fail_msg("nobody asked for log-probabilities of a prompt");
+    sim_client_on_prompt_logprobs(context, request, logprobs);
 }
 
 static void on_sample_end(void *context, uint64_t request, uint32_t sample,

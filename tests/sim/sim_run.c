@@ -45,6 +45,7 @@ void sim_scenario_calm(uint64_t seed, sim_scenario *out) {
         .clients = 40,
         .prompt_tokens_max = 200,
         .new_tokens_max = 40,
+        .samples_max = 4,
         .chaos_us = 5 * SIM_SECOND,
         .request_timeout_ms = 60000,
     };
@@ -119,6 +120,9 @@ void sim_scenario_wild(uint64_t seed, sim_scenario *out) {
     roll_faults(&d, out);
     out->prompts_max = (uint32_t)roll(&d, 1, 6);
     out->has_prefix_cache = roll(&d, 0, 3) != 0;
+    out->samples_max = (uint32_t)roll(&d, 1, SIM_SAMPLES_MAX);
+    if (out->samples_max > out->sequences_max) out->samples_max = out->sequences_max;
+    if (roll(&d, 0, 1) == 0) out->cancel_sample_permille = (uint32_t)roll(&d, 50, 400);
 }
 
 /* ---- faults ---------------------------------------------------------------------------------- */

@@ -44,6 +44,11 @@ static void print_tally(const sim_tally *t) {
         {"stalls", t->stalls},
         {"router crashes", t->router_crashes},
         {"failed steps", t->step_failures},
+        {"samples", t->samples},
+        {"requests of mixed ends", t->mixed},
+        {"samples cancelled", t->sample_cancels},
+        {"log-probabilities of prompts", t->logprobs},
+        {"retractions", t->retractions},
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
         print_message("%s %llu  ", lines[i].name, (unsigned long long)lines[i].value);

@@ -141,8 +141,8 @@ BT_MUST_CHECK bt_status dispatch_submit(dispatch *d, const dispatch_request *req
  * possibly inside the call. Unknown ids are ignored. */
 void dispatch_cancel(dispatch *d, uint64_t request, uint64_t now_us);
 /* A stop string of one sample matched: its end follows (CANCELLED) inside the call, the others go
- * on. With the last one the request ends, once the prompt's log-probabilities are there. Unknown
- * and ended samples are ignored. */
+ * on. With the last one the request ends; if rows came, once the prompt's log-probabilities are
+ * there. Unknown and ended samples are ignored. */
 void dispatch_cancel_sample(dispatch *d, uint64_t request, uint32_t sample, uint64_t now_us);
 /* The reader consumed that many bytes of the sample's row stream. Ignored unless is_credited. */
 void dispatch_grant(dispatch *d, uint64_t request, uint32_t sample, uint64_t bytes,

@@ -316,8 +316,10 @@ void dispatch_attempt_on_reservation(dispatch *d, worker *from,
 /* Nothing was to be sampled. */
 static void end_prefill_alone(dispatch *d, request *r) {
     const dispatch_end end = {.status = BT_OK, .finish = PROTO_FINISH_LENGTH};
-    dispatch_attempt_drop(d, r, r->legs[LEG_PREFILL].worker);
-    dispatch_request_end(d, r, &end);
+    for (uint32_t i = 0; i < r->generation.samples; i++) {
+        if (!r->samples[i].has_ended) dispatch_sample_tell_end(d, r, i, &end);
+    }
+    dispatch_sample_settle(d, r, r->legs[LEG_PREFILL].worker);
 }
 
 void dispatch_attempt_on_proven(dispatch *d, request *r) {
@@ -346,11 +348,11 @@ static void on_prefill_ok(dispatch *d, request *r) {
     if (is_alone && dispatch_prompt_is_complete(r)) end_prefill_alone(d, r);
 }
 
-/* true: decode has proven the handoff, or nobody wants it any more; what is still awaited of
- * prefill are log-probabilities, which it has sent. */
+/* true: decode has proven the handoff; what is still awaited of prefill are log-probabilities,
+ * which it has sent. */
 static bool is_failure_too_late(const request *r) {
     if (r->legs[LEG_PREFILL].worker == NULL) return true;
-    return r->is_prefill_done && (r->state == REQUEST_STREAMING || r->samples_left == 0);
+    return r->is_prefill_done && r->state == REQUEST_STREAMING;
 }
 
 void dispatch_attempt_on_prefill_done(dispatch *d, worker *from, const proto_prefill_done *done) {
@@ -368,7 +370,7 @@ void dispatch_attempt_on_prefill_done(dispatch *d, worker *from, const proto_pre
         return;
     }
     if (is_failure_too_late(r)) return;
-    if (done->status == BT_ERR_REQUEST_FULL && r->samples_left > 0) {
+    if (done->status == BT_ERR_REQUEST_FULL && r->state == REQUEST_RUNNING) {
         r->not_before_us = dispatch_after_ms(d, PREFILL_FULL_RETRY_MS);
         put_back(d, r, from);
         return;

@@ -78,9 +78,10 @@ static const dispatch_end *choose_end(const request *r) {
     return worst;
 }
 
-/* Nobody waits for the prompt's log-probabilities when every sample failed by itself. */
+/* Nobody waits for the prompt's log-probabilities when every sample failed by itself; nor before
+ * rows came, when prefill would hand KV to a decode that has given it up. */
 static bool is_prompt_worth_waiting(const request *r) {
-    if (r->attempt == 0 || !r->is_run_sent || dispatch_prompt_is_complete(r)) return false;
+    if (r->state != REQUEST_STREAMING || dispatch_prompt_is_complete(r)) return false;
     return badness(choose_end(r)) <= 1;
 }
 

@@ -105,6 +105,31 @@ static void without_tokens_both_are_waited_for(void **state) {
     }
 }
 
+/* Before rows nobody needs them for a reply: the attempt is cancelled, handoff and all. */
+static void cancelled_before_rows_nothing_is_waited_for(void **state) {
+    (void)state;
+    for (uint32_t max_new_tokens = 0; max_new_tokens <= 8; max_new_tokens += 8) {
+        again();
+        (void)start(max_new_tokens);
+        dispatch_cancel_sample(n->d, 1, 0, n->now_us);
+        assert_int_equal(fake_sample_end_of(n, 1, 0, true)->status, BT_ERR_REQUEST_CANCELLED);
+        assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_CANCELLED);
+        assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 1);
+        assert_at_rest();
+    }
+}
+
+/* Only who has not begun can be full. */
+static void full_after_rows_is_a_failure(void **state) {
+    (void)state;
+    const proto_attempt attempt = start(8);
+    stream(attempt, 0, PROTO_FINISH_NONE, 0);
+    fake_done(n, &prefill, attempt, BT_ERR_REQUEST_FULL);
+    assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_FULL);
+    assert_int_equal(fake_end_of(n, 1, true)->rows_total, 1);
+    assert_at_rest();
+}
+
 /* From the last token on there is nothing to say. */
 static void there_may_be_none(void **state) {
     (void)state;
@@ -337,6 +362,8 @@ static void a_stranger_is_closed(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(without_tokens_both_are_waited_for),
+        TEST(cancelled_before_rows_nothing_is_waited_for),
+        TEST(full_after_rows_is_a_failure),
         TEST(there_may_be_none),
         TEST(every_order_ends_well),
         TEST(a_cancelled_sample_waits_for_them),

@@ -180,6 +180,125 @@ def many_requests_at_once_equal_themselves_alone():
 
 
 @case
+def samples_of_one_prompt():
+    for extra in ({}, {"return_logprob": True, "top_logprobs_num": 3, "return_sampling_mask": True}):
+        fields = dict(input_ids=PROMPT, rid="many", **extra)
+        one = cluster.generate(input_ids=PROMPT, sampling_params=sample(), **extra).json
+        reply = cluster.generate(sampling_params={**sample(), "n": 5}, **fields)
+        equal(reply.status, 200, reply.body[:300])
+        many = reply.json
+        equal([r["meta_info"]["id"] for r in many], [f"many_{i}" for i in range(5)])
+        equal(many[0]["output_ids"], one["output_ids"], "sample 0 is the reply of n 1")
+        check(len({tuple(r["output_ids"]) for r in many}) > 3, "samples differ")
+        last = {}
+        for event in cluster.generate(sampling_params={**sample(), "n": 5}, stream=True, **fields).events:
+            whole = many[event["index"]]
+            n = event["meta_info"]["completion_tokens"]
+            equal(event["output_ids"], whole["output_ids"][:n])
+            for key in [k for k in whole["meta_info"] if isinstance(whole["meta_info"][k], list)]:
+                equal(event["meta_info"][key], whole["meta_info"][key][:n], key)
+            last[event["index"]] = event
+        equal({i: (e["text"], e["meta_info"]["finish_reason"]) for i, e in last.items()},
+              {i: (r["text"], r["meta_info"]["finish_reason"]) for i, r in enumerate(many)})
+    cluster.wait_at_rest()
+
+
+@case
+def a_stop_string_ends_one_sample():
+    params = {**sample(16), "n": 4}
+    whole = cluster.generate(input_ids=PROMPT, sampling_params=params, return_logprob=True).json
+    stop = next(c for c in whole[1]["text"][2:] if c.isascii() and c.isprintable())
+    cut = cluster.generate(input_ids=PROMPT, sampling_params={**params, "stop": stop}).json
+    for before, after in zip(whole, cut):
+        at = before["text"].find(stop)
+        if at < 0 or before["text"].endswith(stop):
+            continue
+        equal(after["text"], before["text"][:at])
+        equal(after["meta_info"]["finish_reason"]["matched"], stop)
+    cluster.wait_at_rest()
+
+
+@case
+def the_largest_and_the_asked_log_probabilities():
+    asked = [3, 200, 3]
+    meta = cluster.generate(input_ids=PROMPT, return_logprob=True, top_logprobs_num=20,
+                            token_ids_logprob=asked, sampling_params=sample()).json["meta_info"]
+    equal(meta["input_token_logprobs"], [])
+    equal((len(meta["output_top_logprobs"]), len(meta["output_token_ids_logprobs"])), (12, 12))
+    for drawn, top, ids in zip(meta["output_token_logprobs"], meta["output_top_logprobs"],
+                               meta["output_token_ids_logprobs"]):
+        equal(len({id for _, id, _ in top}), 20)
+        equal(top, sorted(top, key=lambda entry: (-entry[0], entry[1])), "best first")
+        check(drawn in top or drawn[0] < top[-1][0], "the drawn token has its value in the list")
+        equal([id for _, id, _ in ids], asked)
+        for entry in ids:
+            check(entry in top or entry[0] <= top[-1][0], f"{entry} against {top}")
+
+
+@case
+def the_prompt_is_scored_as_the_output_was():
+    params = {"max_new_tokens": 10, "temperature": 1.0, "sampling_seed": 4, "ignore_eos": True}
+    asked = dict(return_logprob=True, top_logprobs_num=4, token_ids_logprob=[7, 9])
+    made = cluster.generate(input_ids=PROMPT, sampling_params=params, **asked).json
+    ids = PROMPT + made["output_ids"]
+    for start in (0, len(PROMPT) - 1, len(ids) - 1):
+        scored = cluster.generate(input_ids=ids, sampling_params={"max_new_tokens": 0},
+                                  logprob_start_len=start, return_text_in_logprobs=False, **asked)
+        equal(scored.status, 200, scored.body[:300])
+        meta = scored.json["meta_info"]
+        equal([id for _, id, _ in meta["input_token_logprobs"]], ids[start:])
+        equal(meta["input_token_logprobs"][0][0], None)
+        equal((meta["input_top_logprobs"][0], meta["input_token_ids_logprobs"][0]), (None, None))
+        for name in ("token_logprobs", "top_logprobs", "token_ids_logprobs"):
+            of_prompt = meta["input_" + name][1:]
+            of_output = made["meta_info"]["output_" + name]
+            count = min(len(of_prompt), len(of_output))
+            equal(of_prompt[len(of_prompt) - count:], of_output[len(of_output) - count:], name)
+    whole = cluster.generate(input_ids=ids, sampling_params=sample(3), logprob_start_len=0, **asked).json
+    for event in cluster.generate(input_ids=ids, sampling_params=sample(3), logprob_start_len=0,
+                                  stream=True, **asked).events:
+        for key in [k for k in whole["meta_info"] if k.startswith("input_")]:
+            equal(event["meta_info"][key], whole["meta_info"][key], key)
+
+
+@case
+def parameters_change_what_is_drawn():
+    def ids(**params):
+        reply = cluster.generate(input_ids=PROMPT, sampling_params={
+            "max_new_tokens": 24, "sampling_seed": 5, "ignore_eos": True, **params})
+        equal(reply.status, 200, reply.body[:300])
+        return reply.json["output_ids"]
+    equal(ids(logit_bias={"42": 1000.0}), [42] * 24, "a bias")
+    greedy = ids(temperature=0)
+    barred = ids(temperature=0, logit_bias={str(greedy[0]): -1e30})
+    check(greedy[0] not in barred, "an id with a bias of -1e30 was drawn")
+    check(len(set(ids(temperature=0, logit_bias={"42": 1000.0}, presence_penalty=2))) == 1, "too weak")
+    check(len(set(ids(logit_bias={"42": 30.0, "43": 29.0}, temperature=0, presence_penalty=2))) > 1,
+          "a presence penalty lets the second one in")
+    equal(ids(min_p=1.0), greedy, "only the largest is left")
+    stop = greedy[2]
+    params = {"max_new_tokens": 24, "temperature": 0, "stop_token_ids": [stop], "min_new_tokens": 12}
+    held = cluster.generate(input_ids=PROMPT, sampling_params=params).json["output_ids"]
+    check(len(held) >= 12 and stop not in held[:11], f"{stop} was drawn early: {held}")
+    rows = cluster.generate(input_ids=PROMPT, return_sampling_mask=True, sampling_filter="rank",
+                            sampling_params=sample(24, top_k=5)).json["meta_info"]
+    check(max(len(row) for row in rows["output_token_sampling_mask"]) == 5, "rank keeps top_k ids")
+
+
+@case
+def salts_part_cached_prefixes():
+    long = [3 + i % 90 for i in range(150)]
+    def cached(**fields):
+        return cluster.generate(input_ids=long, sampling_params={"max_new_tokens": 1},
+                                **fields).json["meta_info"]["cached_tokens"]
+    cached(cache_salt="a")
+    check(cached(cache_salt="a") > 0, "the same salt shares")
+    equal(cached(cache_salt="b"), 0)
+    equal(cached(cache_salt="a", extra_key="x"), 0)
+    equal(cached(), 0)
+
+
+@case
 def chat_plain_and_streamed():
     body = {"model": "any", "messages": [{"role": "system", "content": "Be brief."},
                                          {"role": "user", "name": None,

@@ -96,8 +96,28 @@ def values_out_of_range():
                          ({"top_k": -2}, "top_k must be -1 (disable) or at least 1, got -2"),
                          ({"min_p": 2}, "min_p must be in [0, 1], got 2"),
                          ({"frequency_penalty": 3}, "frequency_penalty must be in [-2, 2], got 3"),
-                         ({"repetition_penalty": 0}, "repetition_penalty must be in (0, 2]")):
+                         ({"repetition_penalty": 0}, "repetition_penalty must be in (0, 2]"),
+                         ({"n": 0}, "n must be in [1, 128], got 0"),
+                         ({"n": 129}, "n must be in [1, 128], got 129"),
+                         ({"min_new_tokens": 9, "max_new_tokens": 8},
+                          "min_new_tokens must be in [0, max_new_tokens=8], got 9"),
+                         ({"logit_bias": {"x": 1}}, "logit_bias must have keys in [0, "),
+                         ({"logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias"),
+                         ({"logit_bias": {"1": 1e39}}, "finite"),
+                         ({"sampling_filter": "both"}, "sampling_filter must be 'joint' or 'rank'")):
         refused({"input_ids": PROMPT, "sampling_params": params}, text)
+    for fields, text in (({"top_logprobs_num": 129}, "top_logprobs_num must be in [0, 128], got 129"),
+                         ({"token_ids_logprob": [1 << 40]}, "token_ids_logprob"),
+                         ({"token_ids_logprob": [1] * 1025}, "token_ids_logprob has more than 1024 ids"),
+                         ({"logprob_start_len": len(PROMPT)}, "is beyond the prompt"),
+                         ({"logprob_start_len": -2}, "logprob_start_len must be -1")):
+        refused({"input_ids": PROMPT, "return_logprob": True, **fields}, text)
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    for fields, text in (({"top_logprobs": 21, "logprobs": True}, "top_logprobs must be in [0, 20]"),
+                         ({"top_logprobs": 3}, "only allowed when logprobs is true"),
+                         ({"logit_bias": {"1": 101}}, "in [-100, 100]"),
+                         ({"n": 200}, "n must be in [1, 128]")):
+        refused({**chat, **fields}, text, path="/v1/chat/completions")
 
 
 @settled
@@ -117,12 +137,9 @@ def not_built_yet_is_refused_by_name_and_neutral_values_pass():
     reply = cluster.generate(input_ids=PROMPT, sampling_params=neutral, top_logprobs_num=0,
                              token_ids_logprob=None, logprob_start_len=-1)
     equal(reply.status, 200, reply.body)
-    for key, value in (("n", 2), ("min_p", 0.5), ("frequency_penalty", 1), ("presence_penalty", 1),
-                       ("repetition_penalty", 1.5), ("logit_bias", {"1": 2}), ("min_new_tokens", 3),
-                       ("regex", "a"), ("json_schema", "{}")):
+    for key, value in (("regex", "a"), ("json_schema", "{}"), ("ebnf", "x"), ("stop_regex", "x"),
+                       ("custom_params", {"a": 1})):
         refused({"input_ids": PROMPT, "sampling_params": {key: value}}, key)
-    for key, value in (("top_logprobs_num", 2), ("token_ids_logprob", [1]), ("logprob_start_len", 0)):
-        refused({"input_ids": PROMPT, "return_logprob": True, key: value}, key)
     refused({"text": ["a", "b"]}, "list")
 
 

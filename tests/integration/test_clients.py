@@ -69,6 +69,53 @@ def openai_chat():
 
 
 @case
+def openai_choices():
+    fields = dict(model="any", messages=MESSAGES, max_tokens=6, seed=3, temperature=1.0,
+                  extra_body={"ignore_eos": True})
+    one = client().chat.completions.create(**fields)
+    three = client().chat.completions.create(n=3, **fields)
+    equal([c.index for c in three.choices], [0, 1, 2])
+    equal(three.choices[0].message.content, one.choices[0].message.content)
+    equal(three.usage.completion_tokens, 18)
+    equal(three.usage.prompt_tokens, one.usage.prompt_tokens)
+    texts = {0: "", 1: "", 2: ""}
+    reasons = {}
+    for chunk in client().chat.completions.create(n=3, stream=True, **fields):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    equal(texts, {c.index: c.message.content for c in three.choices})
+    equal(reasons, {c.index: c.finish_reason for c in three.choices})
+
+
+@case
+def openai_top_logprobs_and_biases():
+    fields = dict(model="any", messages=MESSAGES, max_tokens=4, temperature=1.0, seed=3, logprobs=True,
+                  top_logprobs=5, extra_body={"ignore_eos": True})
+    reply = client().chat.completions.create(**fields)
+    content = reply.choices[0].logprobs.content
+    equal(len(content), 4)
+    for token in content:
+        equal(len(token.top_logprobs), 5)
+        values = [top.logprob for top in token.top_logprobs]
+        equal(values, sorted(values, reverse=True))
+        check(token.logprob <= values[0], "a token above the largest")
+        if token.logprob >= values[-1]:
+            check((token.bytes, token.logprob) in [(t.bytes, t.logprob) for t in token.top_logprobs],
+                  "the drawn token is among the largest")
+    streamed = []
+    for chunk in client().chat.completions.create(stream=True, **fields):
+        for choice in chunk.choices:
+            streamed += choice.logprobs.content if choice.logprobs else []
+    equal([t.model_dump() for t in streamed], [t.model_dump() for t in content])
+    forced = client().chat.completions.create(
+        model="any", messages=MESSAGES, max_tokens=4, temperature=1.0, logit_bias={"77": 100},
+        frequency_penalty=0.0, presence_penalty=0.0, extra_body={"ignore_eos": True})
+    equal(forced.choices[0].message.content, chr(77) * 4)
+
+
+@case
 def openai_errors_are_its_own_exceptions():
     try:
         client().chat.completions.create(model="any", messages=MESSAGES, temperature=-1)

@@ -15,6 +15,7 @@ void api_request_fini(api_request *request) {
     token_list_fini(&request->prompt);
     token_list_fini(&request->biases);
     token_list_fini(&request->logprob_ids);
+    token_list_fini(&request->logprob_order);
     stop_set_destroy(request->stops);
     for (uint32_t i = 0; i < request->stop_count; i++) {
         bt_free(request->stop_texts[i]);

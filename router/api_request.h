@@ -65,7 +65,8 @@ typedef struct api_request {
     token_list prompt;           /* ids [count]; behind them the other words of the attempt */
     proto_generation generation; /* stop_ids: EOS and stop_token_ids; none with ignore_eos */
     token_list biases;           /* ids, then the bits of their biases */
-    token_list logprob_ids;      /* [generation.logprob_id_count], as the client listed them */
+    token_list logprob_ids;      /* [generation.logprob_id_count], each once */
+    token_list logprob_order;    /* of token_ids_logprob: places in logprob_ids */
     stop_set *stops;
     char **stop_texts; /* [stop_count], what finish_reason.matched says */
     size_t *stop_bytes;

@@ -1,8 +1,8 @@
 /* The lists behind a prompt and the salt of the prefix cache. The ids of a bias list are unique and
- * sorted here, because the sampler wants them unique and the order says nothing; the ids that
- * log-probabilities were asked for keep their order, which is that of the reply. A salt is the
- * first half of the SHA-256 of both strings, each with its length before it, so that no two pairs
- * of strings give the same text. */
+ * sorted here, because the sampler wants them unique and the order says nothing; of the ids that
+ * log-probabilities were asked for each travels once, and the reply has them as they were listed. A
+ * salt is the first half of the SHA-256 of both strings, each with its length before it, so that no
+ * two pairs of strings give the same text. */
 #include "router/api_words.h"
 
 #include <math.h>
@@ -127,11 +127,22 @@ void api_bias_read(api_fields *fields, size_t field, const api_model *model, api
 
 /* ---- token_ids_logprob ----------------------------------------------------------------------- */
 
+static bt_status add_logprob_id(api_request *request, int32_t id) {
+    token_list *ids = &request->logprob_ids;
+    uint32_t place = 0;
+    bt_status status = BT_OK;
+    while (place < ids->count && ids->ids[place] != id) {
+        place++;
+    }
+    if (place == ids->count) status = token_list_append(ids, id);
+    if (status == BT_OK) status = token_list_append(&request->logprob_order, (int32_t)place);
+    return status;
+}
+
 void api_logprob_ids_read(api_fields *fields, size_t field, const api_model *model,
                           api_request *request) {
     const bt_json *list = &fields->values[field];
     const char *name = fields->names[field];
-    token_list *ids = &request->logprob_ids;
     bt_json_iter iter;
     bt_json item;
     if (fields->failure->http_status != 0 || !fields->is_given[field]) return;
@@ -151,15 +162,15 @@ void api_logprob_ids_read(api_fields *fields, size_t field, const api_model *mod
                            "%s must be a list of token ids in [0, %lld], got %.*s.", name,
                            (long long)model->vocab_size - 1,
                            (int)(item.bytes < 40 ? item.bytes : 40), item.text);
-        } else if (ids->count == PROTO_LOGPROB_IDS_MAX) {
+        } else if (request->logprob_order.count == PROTO_LOGPROB_IDS_MAX) {
             (void)api_fail(fields->failure, 400, API_ERROR_GENERATE, "%s has more than %d ids.",
                            name, PROTO_LOGPROB_IDS_MAX);
-        } else if (token_list_append(ids, (int32_t)id) != BT_OK) {
+        } else if (add_logprob_id(request, (int32_t)id) != BT_OK) {
             (void)api_fail(fields->failure, 503, API_ERROR_GENERATE, "the router is out of memory");
         }
         if (fields->failure->http_status != 0) return;
     }
-    request->generation.logprob_id_count = ids->count;
+    request->generation.logprob_id_count = request->logprob_ids.count;
 }
 
 /* ---- cache_salt, extra_key ------------------------------------------------------------------- */

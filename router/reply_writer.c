@@ -119,14 +119,15 @@ static void add_top_list(const reply_writer *writer, bt_text *out, const row_top
     bt_text_add(out, "]", 1);
 }
 
-/* In the order in which the ids were asked for. */
-static void add_id_list(const reply_writer *writer, bt_text *out, const float *logprobs,
-                        uint32_t count) {
-    const int32_t *ids = writer->request->logprob_ids.ids;
+/* In the order in which the ids were asked for, as often as they were. */
+static void add_id_list(const reply_writer *writer, bt_text *out, const float *logprobs) {
+    const token_list *ids = &writer->request->logprob_ids;
+    const token_list *order = &writer->request->logprob_order;
     bt_text_add(out, "[", 1);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < order->count; i++) {
+        const int32_t place = order->ids[i];
         if (i > 0) bt_text_add(out, ",", 1);
-        add_logprob_entry(writer, out, logprobs[i], ids[i]);
+        add_logprob_entry(writer, out, logprobs[place], ids->ids[place]);
     }
     bt_text_add(out, "]", 1);
 }
@@ -192,7 +193,7 @@ static bt_status add_stored_row(reply_writer *writer, bt_text *out, reply_piece_
     switch (kind) {
     case REPLY_LOGPROBS: add_logprob_entry(writer, out, row.token_logprob, row.token); break;
     case REPLY_TOP_LOGPROBS: add_top_list(writer, out, row.top, row.top_count); break;
-    case REPLY_ID_LOGPROBS: add_id_list(writer, out, row.id_logprobs, row.id_logprob_count); break;
+    case REPLY_ID_LOGPROBS: add_id_list(writer, out, row.id_logprobs); break;
     case REPLY_CHAT_LOGPROBS: add_chat_logprob_row(writer, out, &row); break;
     case REPLY_MASK: add_mask_row(out, &row); break;
     case REPLY_MASK_LOGPROBS: add_mask_logprob_row(out, &row); break;
@@ -226,7 +227,7 @@ static bt_status add_prompt_entry(reply_writer *writer, bt_text *out, reply_piec
     } else if (kind == REPLY_INPUT_TOP_LOGPROBS) {
         add_top_list(writer, out, entry.top, p->top_count);
     } else {
-        add_id_list(writer, out, entry.id_logprobs, p->id_count);
+        add_id_list(writer, out, entry.id_logprobs);
     }
     return BT_OK;
 }

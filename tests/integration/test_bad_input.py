@@ -179,7 +179,7 @@ def chat_errors_have_both_shapes():
                  {"model": "m", "messages": [{"role": "wizard", "content": "a"}]},
                  {"model": "m", "messages": [{"role": "user", "content": 5}]},
                  {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 0},
-                 {"model": "m", "messages": [{"role": "user", "content": "a"}], "n": 3},
+                 {"model": "m", "messages": [{"role": "user", "content": "a"}], "n": 300},
                  {"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}):
         reply = cluster.request("POST", "/v1/chat/completions", body)
         equal(reply.status, 400, f"{body} -> {reply.body[:200]!r}")

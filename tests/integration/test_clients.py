@@ -127,11 +127,12 @@ def openai_errors_are_its_own_exceptions():
 @case
 def openai_models_and_leaving_a_stream():
     check(client().models.list().data[0].id, "no model id")
-    stream = client().chat.completions.create(model="any", messages=MESSAGES, max_tokens=300, stream=True,
-                                              extra_body={"ignore_eos": True})
-    next(iter(stream))
-    stream.close()
-    cluster.wait_at_rest()
+    for n in (1, 4):
+        stream = client().chat.completions.create(model="any", messages=MESSAGES, max_tokens=300, n=n,
+                                                  stream=True, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        stream.close()
+        cluster.wait_at_rest()
 
 
 @case

@@ -380,12 +380,10 @@ void api_call_on_rows(api_call *call, uint32_t sample, const uint8_t *records, s
 
 /* A reply without the log-probabilities of the prompt that it should have is none, whatever its
  * samples say. */
-static void fail_prompt(api_call *call, bt_status status) {
+static void drop_finishes(api_call *call) {
     for (uint32_t i = 0; i < api_samples_of(call); i++) {
-        api_sample *s = &call->samples[i];
-        if (s->finish.kind == API_FINISH_ABORT) continue;
-        s->finish = (api_finish){0};
-        api_sample_fail(call, s, status);
+        api_finish *finish = &call->samples[i].finish;
+        if (finish->kind != API_FINISH_ABORT) *finish = (api_finish){0};
     }
 }
 
@@ -393,7 +391,10 @@ static void fail_prompt(api_call *call, bt_status status) {
 void api_call_on_prompt_logprobs(api_call *call, const dispatch_prompt_logprobs *logprobs) {
     if (call->state != API_CALL_WAITING) return;
     bt_status status = prompt_logprobs_take(&call->prompt, logprobs);
-    if (status != BT_OK) fail_prompt(call, status);
+    if (status != BT_OK) {
+        drop_finishes(call);
+        fail_all(call, status);
+    }
     pump(call);
 }
 
@@ -408,18 +409,28 @@ void api_call_on_sample_end(api_call *call, uint32_t sample, const dispatch_end 
     pump(call);
 }
 
+/* Of a sample that was told no end: a single one ends as the request does, and what the request
+ * failed of is what the samples fail of; but among several an end was lost. */
+static void end_as_request(api_call *call, api_sample *s, const dispatch_end *end) {
+    if (end->status == BT_OK && api_samples_of(call) > 1)
+        api_sample_abort(s, 500, "the end of a sample was lost");
+    api_sample_take_end(call, s, end);
+}
+
 void api_call_on_end(api_call *call, const dispatch_end *end) {
-    dispatch_end of_sample = *end;
     call->has_ended = true;
     if (call->state == API_CALL_ANSWERED) return;
     call->cached_tokens = end->cached_tokens;
     for (uint32_t i = 0; i < api_samples_of(call); i++) {
         api_sample *s = &call->samples[i];
-        if (api_samples_of(call) > 1) of_sample.rows_total = s->generation.count;
-        if (!s->has_ended) api_sample_take_end(call, s, &of_sample);
+        if (!s->has_ended) end_as_request(call, s, end);
     }
-    if (call->state == API_CALL_WAITING && !prompt_logprobs_is_complete(&call->prompt))
-        fail_prompt(call, BT_ERR_WORKER_INTERNAL);
+    if (call->state == API_CALL_WAITING && !prompt_logprobs_is_complete(&call->prompt)) {
+        drop_finishes(call);
+        for (uint32_t i = 0; i < api_samples_of(call); i++) {
+            api_sample_abort(&call->samples[i], 500, "log-probabilities of the prompt were lost");
+        }
+    }
     pump(call);
 }
 

@@ -118,21 +118,22 @@ static void read_logprobs(api_reader *reader, api_fields *fields) {
     api_logprob_ids_read(fields, GENERATE_TOKEN_IDS_LOGPROB, reader->model, reader->request);
     if (fields->failure->http_status != 0) return;
     generation->top_logprobs = (uint32_t)top;
-    generation->wants_prompt_logprobs = start >= 0;
-    /* What is beyond any prompt is refused when the prompt is known. */
-    if (start >= 0)
-        generation->prompt_logprobs_from = start < UINT32_MAX ? (uint32_t)start : UINT32_MAX;
+    reader->logprob_start = start;
 }
 
-static void check_logprob_start(const api_reader *reader) {
-    const api_request *request = reader->request;
-    const proto_generation *generation = &request->generation;
-    if (generation->wants_prompt_logprobs == 0 ||
-        generation->prompt_logprobs_from < request->prompt.count)
+/* Once the prompt is known. */
+static void read_logprob_start(const api_reader *reader) {
+    proto_generation *generation = &reader->request->generation;
+    const uint32_t tokens = reader->request->prompt.count;
+    if (reader->logprob_start < 0) return;
+    if (reader->logprob_start >= (int64_t)tokens) {
+        (void)api_fail(reader->failure, 400, API_ERROR_GENERATE,
+                       "logprob_start_len=%lld is beyond the prompt of %u tokens.",
+                       (long long)reader->logprob_start, tokens);
         return;
-    (void)api_fail(reader->failure, 400, API_ERROR_GENERATE,
-                   "logprob_start_len=%u is beyond the prompt of %u tokens.",
-                   generation->prompt_logprobs_from, request->prompt.count);
+    }
+    generation->wants_prompt_logprobs = 1;
+    generation->prompt_logprobs_from = (uint32_t)reader->logprob_start;
 }
 
 static void read_flags(api_reader *reader, api_fields *fields) {
@@ -181,7 +182,7 @@ void api_generate_read(api_reader *reader, const bt_json *root) {
         api_sampling_admit_mask(reader->settings, &sampling, reader->failure);
     if (reader->failure->http_status != 0) return;
     read_prompt(reader, &fields);
-    if (reader->failure->http_status == 0) check_logprob_start(reader);
+    if (reader->failure->http_status == 0) read_logprob_start(reader);
     if (reader->failure->http_status != 0) return;
     api_sampling_fit_context(reader->model, &sampling, reader->request, reader->failure);
 }

@@ -132,8 +132,11 @@ bool api_request_read(api_kind kind, const char *body, size_t bytes, const api_s
                       const api_model *model, api_request *out, api_failure *failure_out) {
     bt_json root;
     bt_error error;
-    api_reader reader = {
-        .settings = settings, .model = model, .request = out, .failure = failure_out};
+    api_reader reader = {.settings = settings,
+                         .model = model,
+                         .request = out,
+                         .failure = failure_out,
+                         .logprob_start = -1};
     memset(out, 0, sizeof(*out));
     memset(failure_out, 0, sizeof(*failure_out));
     out->kind = kind;

@@ -11,6 +11,7 @@ typedef struct api_reader {
     api_request *request;
     api_failure *failure;
     chat_options chat;
+    int64_t logprob_start; /* as given; -1: of the output only */
 } api_reader;
 
 void api_generate_read(api_reader *reader, const bt_json *root);

@@ -298,6 +298,7 @@ static void test_prompt_that_is_lost(void **state) {
     feed(f, 65);
     api_fixture_length(f);
     assert_int_equal(f->status, 500);
+    assert_non_null(strstr(api_fixture_body(f), "log-probabilities of the prompt were lost"));
     /* A failure needs no prompt; an abort says what there is. */
     assert_true(api_fixture_ask(f, API_GENERATE, "{" SCORED "}"));
     api_fixture_fail(f, BT_ERR_REQUEST_TOO_LARGE, 400, "too large");

@@ -183,7 +183,7 @@ static const refusal GENERATE[] = {
     {"{\"input_ids\":[1],\"return_logprob\":true,\"logprob_start_len\":1}",
      PLAIN("logprob_start_len=1 is beyond the prompt of 1 tokens.")},
     {"{\"input_ids\":[1],\"return_logprob\":true,\"logprob_start_len\":9223372036854775807}",
-     PLAIN("logprob_start_len=4294967295 is beyond the prompt of 1 tokens.")},
+     PLAIN("logprob_start_len=9223372036854775807 is beyond the prompt of 1 tokens.")},
     {"{\"input_ids\":[1],\"return_logprob\":true,\"logprob_start_len\":\"0\"}",
      SCHEMA("logprob_start_len must be an integer of 64 bits, got a string.")},
     {"{\"input_ids\":[1],\"cache_salt\":5}", SCHEMA("cache_salt must be a string, got a number.")},

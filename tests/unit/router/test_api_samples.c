@@ -213,6 +213,15 @@ static void test_the_request_ends_alone(void **state) {
     const char *last = api_fixture_last_event(f, 0);
     assert_non_null(strstr(last, "\"message\":\"the router is stopping\",\"status_code\":503,"));
     assert_non_null(strstr(last, "\"index\":1"));
+    /* A request that went well says nothing of a sample whose end never came. */
+    const dispatch_end good = {.http_status = 200, .finish = PROTO_FINISH_LENGTH, .rows_total = 2};
+    assert_true(api_fixture_ask(f, API_GENERATE, "{" TWO "}"));
+    api_fixture_sample_text(f, 0, "x");
+    api_fixture_sample_text(f, 1, "y");
+    api_fixture_sample_length(f, 0);
+    api_call_on_end(&f->call, &good);
+    assert_int_equal(f->status, 200);
+    assert_non_null(strstr(api_fixture_body(f), "the end of a sample was lost"));
 }
 
 /* A broken row ends its sample; the others are not disturbed. */

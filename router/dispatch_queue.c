@@ -1,7 +1,8 @@
 /* The queue and the choice of a pair. Requests are served in the order of submission, retries
  * included; one that fits nowhere now is passed by those that do, but the oldest keeps one decode
  * for itself (the claim), which drains until it fits. Fullness is what a decode answered, not what
- * the router computes: its own numbers only order the candidates. */
+ * the router computes: its own numbers only order the candidates, but for the samples that a decode
+ * runs at once. */
 #include <string.h>
 
 #include "base/assert.h"
@@ -261,6 +262,13 @@ static bool end_if_too_large(dispatch *d, request *r) {
     return true;
 }
 
+/* Single samples would pass many of one request for ever: as soon as one ended, the next took its
+ * place. */
+static bool may_claim(const dispatch *d, const request *r) {
+    if (d->claim_request != NULL || d->queue_first != r) return false;
+    return r->was_full || (r->generation.samples > 1 && r->generation.max_new_tokens > 0);
+}
+
 /* The oldest request keeps the decode where it has the least to wait for. */
 static void claim(dispatch *d, request *r) {
     worker *best = NULL;
@@ -299,7 +307,7 @@ static void try_request(dispatch *d, request *r) {
         return;
     }
     if (end_if_too_large(d, r)) return;
-    if (r->was_full && d->claim_request == NULL && d->queue_first == r) claim(d, r);
+    if (may_claim(d, r)) claim(d, r);
 }
 
 void dispatch_queue_pump(dispatch *d) {

@@ -379,7 +379,8 @@ static void decode_is_charged_for_the_prompt_and_the_tails(void **state) {
     assert_int_equal(views[1].pages_free, FAKE_PAGES);
 }
 
-/* Each sample is a sequence: 32 of them are all that this decode runs at once. */
+/* Each sample is a sequence: 32 of them are all that this decode runs at once. What does not fit
+ * keeps the decode for itself, or single samples would pass it for ever. */
 static void samples_are_sequences(void **state) {
     (void)state;
     proto_reserve reserve;
@@ -392,11 +393,41 @@ static void samples_are_sequences(void **state) {
         assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
         assert_int_equal(next_reserve(&reserve), id <= 2 ? 0 : -1);
     }
-    fake_submit(n, 4, 1, 1); /* a single one still finds room */
-    assert_int_equal(next_reserve(&reserve), 0);
+    for (uint64_t id = 4; id <= 7; id++)
+        fake_submit(n, id, 1, 1);
+    assert_int_equal(next_reserve(&reserve), -1);
+    assert_int_equal(queued(), 5);
     dispatch_cancel(n->d, 1, n->now_us);
     assert_int_equal(next_reserve(&reserve), 0);
     assert_int_equal(reserve.generation.samples, 15);
+    assert_int_equal(next_reserve(&reserve), -1); /* granted, it gives the decode back */
+    fake_reserve_samples(n, &decodes[0], reserve.attempt, 15);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(reserve.generation.samples, 1);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(next_reserve(&reserve), -1); /* 15 + 15 + 2 */
+}
+
+/* The other decode is for everybody. */
+static void many_samples_keep_one_decode_only(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    dispatch_request request;
+    bt_error error;
+    build(1, 2, 1000);
+    for (uint64_t id = 1; id <= 3; id++) {
+        fake_request(id, 1, 1, &request);
+        request.generation.samples = 30;
+        assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+        assert_true((next_reserve(&reserve) >= 0) == (id <= 2));
+    }
+    fake_submit(n, 4, 1, 1);
+    const int other = next_reserve(&reserve);
+    assert_in_range(other, 0, 1);
+    fake_submit(n, 5, 1, 1);
+    assert_int_equal(next_reserve(&reserve), other);
+    fake_submit(n, 6, 1, 1);
+    assert_int_equal(next_reserve(&reserve), -1); /* 30 + 2 there */
 }
 
 static void more_samples_than_slots_are_refused(void **state) {
@@ -490,6 +521,7 @@ int main(void) {
         TEST(the_queue_is_first_in_first_out_over_retries),
         TEST(decode_is_charged_for_the_prompt_and_the_tails),
         TEST(samples_are_sequences),
+        TEST(many_samples_keep_one_decode_only),
         TEST(more_samples_than_slots_are_refused),
         TEST(the_longest_sequence_is_one_token_more_than_its_pages),
         TEST(a_larger_decode_takes_what_a_smaller_cannot),

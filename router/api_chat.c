@@ -215,7 +215,6 @@ bool api_chat_add_event(api_call *call, uint32_t sample, const reply_range *next
         if (!api_sample_is_over(s)) return false;
         /* Rows without text that nobody asked about are told by their number alone. */
         s->going = to;
-        s->sent = to;
         s->is_said = true;
         s->chat_stage = API_CHAT_FINISH;
         return false;

@@ -246,6 +246,7 @@ static void test_prompt_in_streams(void **state) {
         assert_int_equal(f->status, 200);
         assert_true(f->granted_bytes > 0);
         assert_non_null(strstr(api_fixture_last_event(f, 0), HEAD));
+        give_prompt(f, 1, 1); /* once more, and too late to matter */
         feed(f, 66);
         const char *second = api_fixture_last_event(f, 0);
         assert_int_equal(strstr(second, HEAD) != NULL, is_incremental == 0);
@@ -335,6 +336,16 @@ static void test_bad_entries(void **state) {
         assert_int_equal(f->status, 500);
         assert_int_equal(f->cancel_count, 1);
         assert_int_equal(f->end_count, 1);
+        api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "cancelled");
+    }
+    /* Entries of another width. */
+    for (size_t bytes = 0; bytes <= 8 * 7; bytes += 8) {
+        const dispatch_prompt_logprobs given = {
+            .first_position = 1, .count = 1, .entries = (const uint8_t *)entries, .bytes = bytes};
+        memset(entries, 0, sizeof(entries));
+        assert_true(api_fixture_ask(f, API_GENERATE, "{" SCORED "}"));
+        api_call_on_prompt_logprobs(&f->call, &given);
+        assert_int_equal(f->status, 500);
         api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "cancelled");
     }
     /* None were asked for. */

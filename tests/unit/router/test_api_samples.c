@@ -294,6 +294,17 @@ static void test_credit_of_each(void **state) {
     assert_int_equal(f->granted[0], 3 * ROW_RECORD_HEADER_BYTES);
     assert_int_equal(f->granted[1], 1 * ROW_RECORD_HEADER_BYTES);
     api_fixture_length(f);
+    /* Nothing is granted to a sample that has ended. */
+    assert_true(api_fixture_ask(f, API_GENERATE, "{\"stream\":true," TWO "}"));
+    f->room = 0;
+    api_fixture_sample_text(f, 0, "a");
+    api_fixture_sample_text(f, 1, "b");
+    api_fixture_sample_length(f, 1);
+    f->room = SIZE_MAX;
+    api_call_on_room(&f->call);
+    assert_int_equal(f->granted[0], ROW_RECORD_HEADER_BYTES);
+    assert_int_equal(f->granted[1], 0);
+    api_fixture_length(f);
 }
 
 /* The samples take turns, whoever has most to say. */

@@ -15,7 +15,8 @@
  *   linear TOKENS                 the matrix products of one such chunk alone
  *   generate BATCH MODE STEPS     one token of BATCH sequences; MODE off, selected, support
  *   capture BATCH STEPS           the same with masks off and support in turn, and the
- *                               medians of both and of their differences */
+ *                               medians of both and of their differences; inside is the time in the
+ *                               capture code, of all threads together, over that of its steps */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -339,6 +340,8 @@ static void run_generate(bench *b, uint32_t batch, uint32_t mode, uint32_t steps
 static void run_capture(bench *b, uint32_t batch, uint32_t steps) {
     double off[STEPS_MAX], support[STEPS_MAX], difference[STEPS_MAX];
     prompt_batch(b, batch);
+    model_runner_time_capture(b->runner, true);
+    (void)model_runner_take_capture_ns(b->runner);
     for (uint32_t i = 0; i < steps; i++) {
         const uint32_t position = b->o.context + i;
         const bool is_off_first = i % 2 == 0;
@@ -347,8 +350,11 @@ static void run_capture(bench *b, uint32_t batch, uint32_t steps) {
         if (!is_off_first) off[i] = generate_step(b, batch, position, SAMPLER_MASK_OFF);
         difference[i] = support[i] - off[i];
     }
-    printf("{\"off\": %.6f, \"support\": %.6f, \"difference\": %.6f}\n", median(off, steps),
-           median(support, steps), median(difference, steps));
+    model_runner_time_capture(b->runner, false);
+    const double capture = (double)model_runner_take_capture_ns(b->runner) * 1e-9;
+    const double inside = capture / (mean(support, steps) * steps);
+    printf("{\"off\": %.6f, \"support\": %.6f, \"difference\": %.6f, \"inside\": %.6f}\n",
+           median(off, steps), median(support, steps), median(difference, steps), inside);
 }
 
 /* False when the line is no command. */

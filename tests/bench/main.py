@@ -22,8 +22,8 @@ def parse():
     parser.add_argument("--folder", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--demo", default="", help=argparse.SUPPRESS)
     parser.add_argument("--command", default="tests/bench/run", help=argparse.SUPPRESS)
-    parser.add_argument("--models", default="smollm2-bf16,qwen3-bf16", help="names of make_models.py, or NAME=FILE")
-    parser.add_argument("--parts", default=",".join(PARTS[:3]), help=f"of {','.join(PARTS)}")
+    parser.add_argument("--models", default="smollm2-bf16,qwen3-bf16,smollm2-q8_0,qwen3-q8_0", help="names of make_models.py, or NAME=FILE")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {','.join(PARTS)}")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=FOLDER", help="a build of llama.cpp")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=5)
@@ -31,8 +31,7 @@ def parse():
     parser.add_argument("--prompts", type=numbers, default=[512, 4096])
     parser.add_argument("--batches", type=numbers, default=[1, 4, 16, 64])
     parser.add_argument("--context", type=int, default=256, help="tokens before the generated ones")
-    parser.add_argument("--ceiling-mib", type=int, default=1024, help=argparse.SUPPRESS)
-    parser.add_argument("--contended", action="store_true", help="add the part with one core taken")
+    parser.add_argument("--ceiling-mib", type=int, default=512, help=argparse.SUPPRESS)
     parser.add_argument("--busy-core", type=int, default=0)
     parser.add_argument("--markdown", default="", metavar="FILE", help="write the page there, not to standard output")
     return parser.parse_args()
@@ -61,7 +60,7 @@ def find_models(options):
 def main():
     options = parse()
     options.command = without_paths(options.command)
-    options.parts = options.parts.split(",") + (["contended"] if options.contended else [])
+    options.parts = options.parts.split(",")
     for part in options.parts:
         if part not in PARTS:
             sys.exit(f"no part '{part}': one of {', '.join(PARTS)}")

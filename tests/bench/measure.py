@@ -7,11 +7,25 @@ import subprocess
 import sys
 
 MODES = ("off", "selected", "support")
+FEW_ROWS = "q8_0"  # in the name of a model: the rows that masks and long prompts do not change
 STEPS = {1: 16, 4: 16, 16: 8, 64: 8}
 
 
 def say(text):
     print(f"    {text}", file=sys.stderr, flush=True)
+
+
+def prompts_of(model, options):
+    return [min(options.prompts)] if FEW_ROWS in model else options.prompts
+
+
+def modes_of(model):
+    return MODES[:1] if FEW_ROWS in model else MODES
+
+
+def is_contended(model, options):
+    """One model is enough, for the peer may take minutes with a core less."""
+    return "contended" in options.parts and model == next(iter(options.models))
 
 
 class Baton:
@@ -112,7 +126,7 @@ class Results(dict):
 
 
 def measure_prompts(results, model, baton, peers, options, top):
-    for tokens in options.prompts:
+    for tokens in prompts_of(model, options):
         row = f"prompt {tokens}"
         answer = baton.ask(row)
         results.add(model, row, "Baton", tokens / answer["seconds"])
@@ -127,7 +141,7 @@ def measure_prompts(results, model, baton, peers, options, top):
 
 def measure_generation(results, model, baton, peers, options, top):
     for batch in options.batches:
-        for mode in MODES:
+        for mode in modes_of(model):
             row = f"batch {batch} {mode}"
             answer = baton.ask(f"generate {batch} {mode} {STEPS[batch]}")
             seconds = answer["seconds"]
@@ -144,8 +158,7 @@ def measure_capture(results, model, baton, options):
     answer = baton.ask(f"capture {batch} {STEPS[batch]}")
     results.add(model, "capture", "step", answer["off"])
     results.add(model, "capture", "difference", answer["difference"] / answer["off"])
-    if "capture" in answer:
-        results.add(model, "capture", "inside", answer["capture"] / answer["support"])
+    results.add(model, "capture", "inside", answer["inside"])
 
 
 def measure_contended(results, model, baton, peers, options):
@@ -166,9 +179,9 @@ def measure_round(results, model, baton, peers, options):
         measure_prompts(results, model, baton, peers, options, top)
     if "generation" in options.parts:
         measure_generation(results, model, baton, peers, options, top)
-    if "capture" in options.parts:
+    if "capture" in options.parts and FEW_ROWS not in model:
         measure_capture(results, model, baton, options)
-    if "contended" in options.parts:
+    if is_contended(model, options):
         measure_contended(results, model, baton, peers, options)
 
 

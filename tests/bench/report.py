@@ -89,6 +89,8 @@ def write_model(page, model):
         head += [peer, "ratio"]
     rows = []
     for row, title in model_rows(page.options):
+        if page.median(model, row, "Baton") is None:
+            continue
         line = [title, rate(page.median(model, row, "Baton"))]
         line += [percent(page.median(model, row, who)) for who in ("of read", "of FMA")]
         for peer in peers:

@@ -320,7 +320,8 @@ void world_welcome(world *w, world_side *side) {
                     .router_host = "router-host",
                     .worker_id = side->worker_id,
                     .record = {.sampling_mask_max_tokens = w->options.cap,
-                               .kv_checksum = RECORD_CHECKSUM_FULL + 1},
+                               .kv_checksum = RECORD_CHECKSUM_FULL + 1,
+                               .weights_version = w->options.weights_version},
                     .heartbeat_ms = 100,
                     .dead_after_ms = 500}};
     world_say(w, side, PROTO_LANE_CONTROL, &welcome);

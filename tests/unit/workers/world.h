@@ -18,7 +18,7 @@
 
 enum {
     WORLD_SENT_MAX = 4096,
-    WORLD_PROMPT_MAX = 2048,
+    WORLD_PROMPT_MAX = 1 << 17,
     WORLD_ROWS_MAX = 2048,
     WORLD_SUPPORT_MAX = 64,
     WORLD_ROUTER = 0x7007,
@@ -36,6 +36,7 @@ typedef struct world_options {
     size_t chunk_bytes_max;
     uint32_t prompts_max; /* of one step of prefill */
     bool has_prefix_cache;
+    uint64_t weights_version; /* of the router's welcome */
 } world_options;
 
 typedef struct world_sent {

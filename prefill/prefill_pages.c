@@ -95,6 +95,10 @@ bt_status prefill_begin(prefill_core *core, prefill_attempt *a) {
     a->computed_tokens = hits * core->options.page_tokens;
     a->cached_tokens = a->computed_tokens;
     core->cached_tokens_total += a->cached_tokens;
+    if (hits > 0) {
+        bt_log_debug("prefill", "attempt " PREFILL_ID_FORMAT ": %" PRIu32 " cached tokens",
+                     PREFILL_ID_ARGS(a->id), a->cached_tokens);
+    }
     prefill_set_state(core, a, PREFILL_COMPUTING, "pages acquired");
     prefill_send_pages(core, a);
     return BT_OK;

@@ -4,6 +4,7 @@ at their edges: refusals, models that cannot be used, routers that go and come b
 
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -117,7 +118,9 @@ def oracle(model, cases, *options):
     return done.stdout
 
 
-def cluster(model, cases, prefill, decode, worker_options=(), router_options=(), prefill_options=()):
+def cluster(model, cases, prefill, decode, worker_options=(), router_options=(), prefill_options=(),
+            look=None):
+    """The results of a cluster's run; look, if given, is called with the workers behind it."""
     router = Router(model, cases, "--prefill", str(prefill), "--decode", str(decode),
                     *router_options)
     workers = []
@@ -127,7 +130,10 @@ def cluster(model, cases, prefill, decode, worker_options=(), router_options=(),
         for _ in range(decode):
             workers.append(Worker("decode", model, router.port, *worker_options))
         try:
-            return router.result()
+            result = router.result()
+            if look is not None:
+                look(workers)
+            return result
         except BaseException:
             for worker in workers:
                 print(f"# {worker.text()}"[-2000:].replace("\n", "\n# "), file=sys.stderr)
@@ -185,6 +191,60 @@ def two_by_two_equals_one_process_over_both():
 def one_after_the_other_and_in_small_chunks_equals_one_process():
     compare(tiny_model("qwen2"), make_cases(256, count=5), 1, 1, router_options=("--serial",),
             prefill_options=("--chunk-tokens", "5"))
+
+
+def cases_that_begin_alike(vocabulary, count, seed=1, extra=""):
+    """Prompts of up to three parts, each one of two: prefixes of many lengths come again."""
+    draw = random.Random(seed)
+    parts = [[[draw.randrange(vocabulary) for _ in range(length)] for _ in range(2)]
+             for length in (70, 33, 40)]
+    lines = []
+    for number in range(count):
+        ids = draw.choice(parts[0])[:draw.choice((31, 32, 33, 64, 70))]
+        if len(ids) == 70:
+            ids = ids + draw.choice(parts[1]) + draw.choice(parts[2])[:draw.randrange(40)]
+        lines.append(f"name=c{number} ids={','.join(map(str, ids))} max_new_tokens=4 mask=support "
+                     f"top_k=50 logprob=1 seed={draw.randrange(2**63)} {extra}\n")
+    return "".join(lines)
+
+
+def cached_tokens_of(workers):
+    text = "".join(worker.text() for worker in workers)
+    return sum(int(tokens) for tokens in re.findall(r"(\d+) cached tokens", text))
+
+
+@case
+def prompts_that_begin_alike_get_the_rows_of_one_process():
+    for family in ("llama", "qwen2", "qwen3"):
+        model, cases = tiny_model(family), cases_that_begin_alike(256, 24)
+        expected = oracle(model, cases)
+        for cache, router_options in (("on", ()), ("on", ("--serial",)), ("off", ())):
+            seen = []
+            result = cluster(model, cases, 1, 1, worker_options=("--log-level", "debug"),
+                             router_options=router_options,
+                             prefill_options=("--prefix-cache", cache, "--chunk-tokens", "50"),
+                             look=lambda workers: seen.append(cached_tokens_of(workers)))
+            same(result, expected, f"{family}, cache {cache} {router_options}")
+            check((seen[0] > 500) == (cache == "on"), f"{seen[0]} tokens came from the cache")
+
+
+@case
+def a_prefill_with_few_pages_evicts_and_changes_nothing():
+    model, cases = tiny_model("qwen3"), cases_that_begin_alike(256, 24, seed=2)
+    same(cluster(model, cases, 1, 1, prefill_options=("--kv-pages", "9", "--prompts-max", "3")),
+         oracle(model, cases), "9 pages")
+
+
+@case
+def samples_and_prompt_log_probabilities_equal_one_process():
+    for family in ("llama", "qwen3"):
+        model = tiny_model(family)
+        cases = (cases_that_begin_alike(256, 6, seed=3, extra="n=5 top=7 logprob_ids=3,200 bias=9:4")
+                 + cases_that_begin_alike(256, 6, seed=4, extra="prompt_logprobs_from=5 top=3")
+                 .replace("name=c", "name=p"))
+        for options in ((), ("--chunk-tokens", "7", "--prompts-max", "2")):
+            same(cluster(model, cases, 1, 1, prefill_options=options), oracle(model, cases),
+                 f"{family} {options}")
 
 
 @case

@@ -296,6 +296,7 @@ static void some_samples_without_a_token_do_not_end_the_others(void **state) {
         assert_int_equal(s.count, 0);
         assert_int_equal(s.last.finish, PROTO_FINISH_ERROR);
         assert_int_equal(s.last.status, ends[sample]);
+        assert_int_equal(s.last.cap_needed, 1000 + sample);
         bt_free(s.bytes);
     }
     assert_int_equal(world_prefill_view(w).pages_cached, PROMPT / 16);

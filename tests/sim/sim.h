@@ -224,7 +224,7 @@ typedef struct sim_tally {
     uint64_t clients, ok, overflow, cancelled, deadline, peer, no_worker, other, refused, lost;
     uint64_t rows, retries, late, events, crashes, losses, freezes, drops, corruptions, stalls;
     uint64_t router_crashes, step_failures;
-    uint64_t samples, mixed, sample_cancels, logprobs, retractions;
+    uint64_t samples, mixed, sample_cancels, logprobs, retractions, cached;
 } sim_tally;
 
 typedef struct sim_stall {

@@ -152,6 +152,16 @@ static void set_extras(sim *s, sim_client *c) {
     g->prompt_logprobs_from = (uint32_t)sim_random(s, c->request.prompt_tokens);
 }
 
+/* Half of the prompts begin like an earlier one, often all the way. */
+static void begin_alike(sim *s, const sim_client *c, int32_t *words) {
+    if (s->client_count < 2 || sim_random(s, 2) == 0) return;
+    const sim_client *like = &s->clients[sim_random(s, s->client_count - 1)];
+    uint32_t shared = c->request.prompt_tokens;
+    if (shared > like->request.prompt_tokens) shared = like->request.prompt_tokens;
+    if (sim_random(s, 2) == 0) shared = (uint32_t)sim_random(s, shared + 1);
+    memcpy(words, like->request.words, shared * sizeof *words);
+}
+
 /* Ids are told apart by their place, so that none comes twice. */
 static void set_words(sim *s, sim_client *c) {
     const proto_generation *g = &c->request.generation;
@@ -161,6 +171,7 @@ static void set_words(sim *s, sim_client *c) {
     c->request.words = words;
     for (uint32_t i = 0; i < tokens; i++)
         *at++ = (int32_t)sim_random(s, SIM_VOCAB);
+    begin_alike(s, c, words);
     for (uint32_t i = 0; i < g->bias_count; i++)
         *at++ = (int32_t)(sim_random(s, SIM_VOCAB / 4) * 4 + i);
     for (uint32_t i = 0; i < g->bias_count; i++) {
@@ -455,6 +466,16 @@ static void check_samples(sim *s, const sim_client *c, const dispatch_end *end) 
     }
 }
 
+/* Whole pages from the prefix cache, and never the last token. */
+static void check_cached(sim *s, const sim_client *c, const dispatch_end *end) {
+    const bool may_hit =
+        s->scenario.has_prefix_cache && !c->request.generation.wants_prompt_logprobs;
+    assert_int_equal(end->cached_tokens % s->scenario.page_tokens, 0);
+    assert_true(end->cached_tokens < c->request.prompt_tokens);
+    assert_true(may_hit || end->cached_tokens == 0);
+    s->tally.cached += end->cached_tokens;
+}
+
 void sim_client_on_end(sim *s, uint64_t request, const dispatch_end *end) {
     sim_client *c = &s->clients[request - 1];
     assert_int_equal(c->state, CLIENT_WAITING); /* exactly once */
@@ -465,6 +486,7 @@ void sim_client_on_end(sim *s, uint64_t request, const dispatch_end *end) {
         c->request.timeout_ms != 0 ? c->request.timeout_ms : s->scenario.request_timeout_ms;
     assert_true(s->now_us <= c->submitted_us + timeout_ms * 1000 + SLACK_US);
     check_samples(s, c, end);
+    check_cached(s, c, end);
     count_end(s, end->status);
 }
 

@@ -49,6 +49,7 @@ static void print_tally(const sim_tally *t) {
         {"samples cancelled", t->sample_cancels},
         {"log-probabilities of prompts", t->logprobs},
         {"retractions", t->retractions},
+        {"tokens from the prefix cache", t->cached},
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
         print_message("%s %llu  ", lines[i].name, (unsigned long long)lines[i].value);

@@ -93,6 +93,23 @@ static void without_the_cache_nothing_is_kept(void **state) {
     world_destroy(w);
 }
 
+/* The timer's check notices a hold that nobody in hand has, and an entry without its page. */
+static void a_hold_of_nobody_is_noticed(void **state) {
+    (void)state;
+    world *w = make_world(64);
+    const proto_generation g = world_generation(2, SAMPLER_MASK_OFF);
+    assert_int_equal(serve(w, 40, &g), 0);
+    uint32_t page = 0;
+    while (kv_pool_state(w->prefill.pages, page) != KV_PAGE_SHARED)
+        page++;
+    assert_true(prefill_core_check(w->prefill.prefill));
+    kv_pool_hold(w->prefill.pages, &page, 1);
+    assert_false(prefill_core_check(w->prefill.prefill));
+    kv_pool_drop(w->prefill.pages, &page, 1);
+    assert_true(prefill_core_check(w->prefill.prefill));
+    world_destroy(w);
+}
+
 /* ---- whose it is ----------------------------------------------------------------------------- */
 
 static void requests_of_different_salts_share_nothing(void **state) {
@@ -415,6 +432,7 @@ int main(void) {
         cmocka_unit_test(a_prefix_that_ends_in_a_page_is_shared_up_to_that_page),
         cmocka_unit_test(a_longer_prompt_goes_on_where_a_shorter_one_ended),
         cmocka_unit_test(without_the_cache_nothing_is_kept),
+        cmocka_unit_test(a_hold_of_nobody_is_noticed),
         cmocka_unit_test(requests_of_different_salts_share_nothing),
         cmocka_unit_test(other_weights_empty_the_cache),
         cmocka_unit_test(prompts_alike_at_the_same_time_are_computed_once),

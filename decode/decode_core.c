@@ -114,6 +114,7 @@ bt_status decode_core_create(const decode_core_options *options, decode_core **o
     if (core->options.park_us == 0) core->options.park_us = DECODE_PARK_US;
     if (core->options.step_us == 0) core->options.step_us = DECODE_STEP_US;
     if (core->options.pages_us == 0) core->options.pages_us = DECODE_PAGES_US;
+    if (core->options.queue_bytes == 0) core->options.queue_bytes = DECODE_QUEUE_BYTES;
     if (core->options.chunk_tokens == 0) core->options.chunk_tokens = DECODE_CHUNK_TOKENS;
     const size_t n = options->sequences_max;
     bt_status status = make_records(core, n);

@@ -35,6 +35,7 @@ enum {
     DECODE_STEP_US = 600 * 1000 * 1000,  /* a step that takes longer is taken for hung */
     DECODE_PAGES_US = 600 * 1000 * 1000, /* a retracted sample gets pages again until then */
     DECODE_CHUNK_TOKENS = 256,
+    DECODE_QUEUE_BYTES = 64 * 1024,
 };
 
 typedef struct decode_core_ops {
@@ -66,6 +67,8 @@ typedef struct decode_core_options {
     uint32_t context_tokens;
     uint32_t sequences_max;  /* samples in hand, 1 .. DECODE_SEQUENCES_MAX */
     uint32_t chunk_tokens;   /* recomputed in one step at most; 0 = DECODE_CHUNK_TOKENS */
+    size_t queue_bytes;      /* that rows of one sample may fill, if two at the cap are less; 0 =
+                              * DECODE_QUEUE_BYTES */
     uint64_t park_us;        /* 0 = DECODE_PARK_US */
     uint64_t step_us;        /* 0 = DECODE_STEP_US */
     uint64_t pages_us;       /* 0 = DECODE_PAGES_US */

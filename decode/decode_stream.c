@@ -11,10 +11,7 @@
 #include "base/mem.h"
 #include "decode/decode_internal.h"
 
-enum {
-    QUEUE_BYTES_MIN = 64 * 1024, /* what a parked attempt may hold, if rows are small */
-    QUEUE_ROWS_MIN = 2,          /* else so many rows at the cap */
-};
+enum { QUEUE_ROWS_MIN = 2 }; /* at the cap, that fit in any case */
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
@@ -29,7 +26,7 @@ static size_t row_bytes_max(const decode_core *core, const proto_generation *g) 
 
 static size_t queue_bytes_max(const decode_core *core, const proto_generation *g) {
     const size_t rows = QUEUE_ROWS_MIN * row_bytes_max(core, g);
-    return rows > QUEUE_BYTES_MIN ? rows : QUEUE_BYTES_MIN;
+    return rows > core->options.queue_bytes ? rows : core->options.queue_bytes;
 }
 
 bt_status decode_make_queue(decode_core *core, decode_sample *s) {

@@ -182,6 +182,7 @@ static void create_core(rig *r) {
         .sequences_max = o->sequences_max,
         .chunk_tokens = o->chunk_tokens,
         .pages_us = o->pages_us,
+        .queue_bytes = o->queue_bytes,
         .ops = {.send = on_send,
                 .can_stream = can_stream,
                 .open_streams = open_streams,

@@ -33,6 +33,7 @@ static const xfer_peer rig_prefill_peer = {.worker_id = 2, .incarnation = 0x1002
 typedef struct rig_options {
     uint32_t pages, sequences_max, chunk_tokens, page_tokens, context_tokens;
     uint64_t pages_us;
+    size_t queue_bytes;
 } rig_options;
 
 typedef struct rig_stream {

@@ -253,7 +253,7 @@ static bool check_pages(const decode_core *core, const decode_sample *s) {
     }
     switch (s->state) {
     case DECODE_RETRACTED:
-    case DECODE_DRAINING: return s->page_count == 0;
+    case DECODE_DRAINING: return s->page_count == 0 && s->computed_tokens == 0;
     case DECODE_RUNNING:
     case DECODE_PARKED:
     case DECODE_WAITING: return s->computed_tokens + 1 == decode_tokens(s) && s->page_count > 0;

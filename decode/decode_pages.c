@@ -251,13 +251,14 @@ static void copy_pages(decode_core *core, const decode_sample *first, decode_sam
     kv_pool_hold(pool, s->pages, full);
     s->page_count = full;
     s->shared_count = full;
-    s->computed_tokens = s->attempt->prompt_tokens;
-    if (count == full) return;
-    if (kv_pool_acquire(pool, decode_owner(s->attempt), 1, s->pages + full) != BT_OK) {
+    if (count > full &&
+        kv_pool_acquire(pool, decode_owner(s->attempt), 1, s->pages + full) != BT_OK) {
         retract(core, s, "no page for its copy of the prompt's tail");
         return;
     }
-    s->page_count++;
+    s->computed_tokens = s->attempt->prompt_tokens;
+    s->page_count = count;
+    if (count == full) return;
     core->options.compute->ops->copy_page(core->options.compute, first->pages[full],
                                           s->pages[full]);
 }

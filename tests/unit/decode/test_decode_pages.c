@@ -15,7 +15,7 @@ typedef struct pinch {
     rig_attempt *hog;
 } pinch;
 
-static pinch make_pinch(rig *r) {
+static pinch make_pinch(rig *r, uint32_t hog_pages) {
     pinch p = {0};
     r->is_compute_held = true;
     const proto_generation long_one = rig_generation(80, 1);
@@ -23,7 +23,7 @@ static pinch make_pinch(rig *r) {
     const proto_generation none = rig_generation(1, 1);
     p.old = rig_start(r, 100, &long_one, UINT64_MAX);
     p.young = rig_start(r, 80, &short_one, UINT64_MAX);
-    p.hog = rig_add(r, 64, &none);
+    p.hog = rig_add(r, 16 * hog_pages, &none);
     assert_int_equal(rig_reserve(r, p.hog, 1), BT_OK);
     rig_settle(r);
     for (uint32_t steps = 0; rig_view(r).retracted == 0; steps++) {
@@ -156,7 +156,7 @@ static void the_youngest_gives_way_and_comes_back(void **state) {
 static void recomputing_does_not_stall_the_others(void **state) {
     (void)state;
     rig *r = rig_create(&(rig_options){.pages = 18, .chunk_tokens = 5});
-    const pinch p = make_pinch(r);
+    const pinch p = make_pinch(r, 4);
     const decode_sample *s = rig_sample(r, p.young, 0);
     const uint32_t tokens = decode_tokens(s);
     rig_cancel(r, p.hog, 0);
@@ -202,6 +202,80 @@ static void siblings_share_what_one_of_them_computed_again(void **state) {
     }
     /* 64 tokens of full pages once; behind them 6 of the prompt and a drawn one each. */
     assert_int_equal(rig_view(r).recomputed_tokens_total, 64 + 3 * (6 + 1));
+    rig_destroy(r);
+}
+
+/* It would give its pages up at once to those who run. */
+static void who_comes_back_leaves_room_for_growth(void **state) {
+    (void)state;
+    rig *r = rig_create(&(rig_options){.pages = 16, .chunk_tokens = 5});
+    const pinch p = make_pinch(r, 2);
+    const decode_sample *s = rig_sample(r, p.young, 0);
+    rig_cancel(r, p.hog, 0);
+    assert_int_equal(kv_pages_for(decode_tokens(s), 16), rig_view(r).pages_free);
+    while (rig_view(r).running > 0) {
+        assert_int_equal(s->state, DECODE_RETRACTED);
+        rig_run_steps(r, 1);
+    }
+    r->is_compute_held = false;
+    rig_settle(r);
+    rig_expect_answer(r, p.old, 0);
+    rig_expect_answer(r, p.young, 0);
+    assert_int_equal(p.young->streams[0].retractions, 1);
+    rig_destroy(r);
+}
+
+static void nobody_overtakes_who_waits_for_many_pages(void **state) {
+    (void)state;
+    rig *r = rig_create(&(rig_options){.pages = 18});
+    r->is_compute_held = true;
+    const proto_generation many = rig_generation(241, 1);
+    const proto_generation some = rig_generation(20, 1);
+    const proto_generation few = rig_generation(8, 1);
+    const rig_attempt *old = rig_start(r, 16, &many, UINT64_MAX);
+    rig_attempt *large = rig_add(r, 48, &some);
+    rig_attempt *small = rig_add(r, 5, &few);
+    assert_int_equal(rig_reserve(r, large, UINT64_MAX), BT_OK);
+    assert_int_equal(rig_reserve(r, small, UINT64_MAX), BT_OK);
+    rig_deliver(r, large, NULL);
+    rig_deliver(r, small, NULL);
+    rig_settle(r);
+    while (rig_view(r).retracted < 2)
+        rig_run_steps(r, 1);
+    rig_say_words(r, large, UINT32_MAX);
+    rig_say_words(r, small, UINT32_MAX);
+    rig_run_steps(r, 2);
+    assert_int_equal(rig_view(r).pages_free, 2); /* enough for the small one */
+    assert_int_equal(rig_sample(r, small, 0)->state, DECODE_RETRACTED);
+    r->is_compute_held = false;
+    rig_settle(r);
+    rig_expect_answer(r, old, 0);
+    rig_expect_answer(r, large, 0);
+    rig_expect_answer(r, small, 0);
+    rig_destroy(r);
+}
+
+/* Who was refused hears of the pages when the retracted one has its own. */
+static void capacity_is_told_when_the_last_retracted_came_back(void **state) {
+    (void)state;
+    rig *r = rig_create(&(rig_options){.pages = 22, .chunk_tokens = 5});
+    const pinch p = make_pinch(r, 8);
+    const proto_generation few = rig_generation(3, 1);
+    rig_attempt *late = rig_add(r, 5, &few);
+    assert_int_equal(rig_reserve(r, late, 1), BT_ERR_REQUEST_FULL);
+    rig_cancel(r, p.hog, 0);
+    rig_settle(r);
+    assert_int_equal(r->capacities, 0);
+    assert_int_equal(rig_reserve(r, late, 1), BT_ERR_REQUEST_FULL);
+    rig_run_steps(r, 1);
+    assert_int_equal(rig_view(r).recomputing, 1);
+    assert_int_equal(r->capacities, 1);
+    assert_int_equal(rig_reserve(r, late, 1), BT_OK);
+    rig_cancel(r, late, 0);
+    r->is_compute_held = false;
+    rig_settle(r);
+    rig_expect_answer(r, p.old, 0);
+    rig_expect_answer(r, p.young, 0);
     rig_destroy(r);
 }
 
@@ -254,6 +328,24 @@ static void parked_samples_give_way_first(void **state) {
     rig_destroy(r);
 }
 
+/* The reader's deadline goes on, with the words that name it. */
+static void a_parked_sample_that_was_retracted_keeps_its_deadline(void **state) {
+    (void)state;
+    rig *r = rig_create(&(rig_options){.pages = 70, .context_tokens = 2048});
+    const proto_generation g = rig_generation(RIG_ROWS_MAX, 1);
+    const rig_attempt *slow = rig_start(r, 20, &g, 1);
+    rig_settle(r);
+    rig_advance(r, 30 * 1000 * 1000);
+    const rig_attempt *fast = rig_start(r, 20, &g, UINT64_MAX);
+    rig_settle(r);
+    rig_expect_answer(r, fast, 0);
+    rig_advance(r, 29 * 1000 * 1000);
+    assert_int_equal(rig_sample(r, slow, 0)->state, DECODE_RETRACTED);
+    rig_advance(r, 2 * 1000 * 1000);
+    rig_expect_error(r, slow, 0, BT_ERR_REQUEST_DEADLINE, "took nothing in time");
+    rig_destroy(r);
+}
+
 /* Nobody runs: a parked sample gives its pages to one that can go on. */
 static void a_parked_sample_does_not_keep_a_retracted_one_waiting(void **state) {
     (void)state;
@@ -298,7 +390,7 @@ static void cancel_while_retracted_and_while_recomputing(void **state) {
     (void)state;
     for (int is_recomputing = 0; is_recomputing < 2; is_recomputing++) {
         rig *r = rig_create(&(rig_options){.pages = 18, .chunk_tokens = 5});
-        const pinch p = make_pinch(r);
+        const pinch p = make_pinch(r, 4);
         const decode_sample *s = rig_sample(r, p.young, 0);
         if (is_recomputing) {
             rig_cancel(r, p.hog, 0);
@@ -361,7 +453,7 @@ static void a_reservation_that_is_ready_can_be_retracted(void **state) {
 static void waiting_for_pages_has_a_deadline(void **state) {
     (void)state;
     rig *r = rig_create(&(rig_options){.pages = 18, .pages_us = 2000 * 1000});
-    const pinch p = make_pinch(r);
+    const pinch p = make_pinch(r, 4);
     rig_advance(r, 2000 * 1000 - RIG_TICK_US);
     assert_int_equal(rig_view(r).retracted, 1);
     rig_advance(r, RIG_TICK_US);
@@ -383,8 +475,12 @@ int main(void) {
         cmocka_unit_test(the_youngest_gives_way_and_comes_back),
         cmocka_unit_test(recomputing_does_not_stall_the_others),
         cmocka_unit_test(siblings_share_what_one_of_them_computed_again),
+        cmocka_unit_test(who_comes_back_leaves_room_for_growth),
+        cmocka_unit_test(nobody_overtakes_who_waits_for_many_pages),
+        cmocka_unit_test(capacity_is_told_when_the_last_retracted_came_back),
         cmocka_unit_test(retraction_all_the_time_loses_nothing),
         cmocka_unit_test(parked_samples_give_way_first),
+        cmocka_unit_test(a_parked_sample_that_was_retracted_keeps_its_deadline),
         cmocka_unit_test(a_parked_sample_does_not_keep_a_retracted_one_waiting),
         cmocka_unit_test(samples_without_a_page_for_their_tail_begin_as_retracted),
         cmocka_unit_test(cancel_while_retracted_and_while_recomputing),

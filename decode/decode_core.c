@@ -213,17 +213,20 @@ void decode_core_turn(decode_core *core) {
 }
 
 static void expire(decode_core *core, decode_sample *s, uint64_t now_us) {
-    const char *text = "decode: the reader of the row stream took nothing in time";
+    const char *text = "decode: waited past the deadline for KV pages";
     switch (s->state) {
-    case DECODE_RETRACTED:
-        if (!s->lacks_room) text = "decode: retracted, and waited past the deadline for KV pages";
+    case DECODE_RUNNING: /* a step has a deadline of its own */
+        if (s->is_in_step || s->deadline_us == 0) return;
         break;
+    case DECODE_RETRACTED:
     case DECODE_PARKED:
-    case DECODE_DRAINING: break;
+    case DECODE_DRAINING:
+        if (s->state == DECODE_RETRACTED && !s->lacks_room) break;
+        text = "decode: the reader of the row stream took nothing in time";
+        break;
     case DECODE_RESERVED:    /* the receiver keeps this deadline and reports it */
     case DECODE_WAITING:     /* the attempt's */
-    case DECODE_RUNNING:     /* the step has one */
-    case DECODE_RECOMPUTING: /* likewise */
+    case DECODE_RECOMPUTING: /* the step's */
     case DECODE_LEAVING:     /* likewise */
     case DECODE_FREE:
     case DECODE_STATE_COUNT: return;

@@ -50,7 +50,7 @@ typedef enum decode_state {
     DECODE_FREE,        /* the place is free */
     DECODE_RESERVED,    /* kept for an attempt that is RESERVED or in QUARANTINE */
     DECODE_WAITING,     /* has row 0 and pages, but not the words; the attempt's deadline */
-    DECODE_RUNNING,     /* takes part in steps; left out of one when it finds no page */
+    DECODE_RUNNING,     /* takes part in steps; left out when it finds no page, with a deadline */
     DECODE_PARKED,      /* its rows have no way to go; left out of steps, with a deadline */
     DECODE_RETRACTED,   /* without pages; waits for them, or for room too, with a deadline */
     DECODE_RECOMPUTING, /* has pages again; its tokens are computed in chunks by the steps */

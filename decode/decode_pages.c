@@ -124,10 +124,8 @@ static decode_sample *find_younger(const decode_core *core, const decode_sample 
 
 /* ---- growth ---------------------------------------------------------------------------------- */
 
-bool decode_grow(decode_core *core, decode_sample *s) {
+static bool take_pages_up_to(decode_core *core, decode_sample *s, uint32_t wanted) {
     kv_pool *pool = core->options.pages;
-    const uint32_t wanted = pages_for(core, decode_tokens(s));
-    BT_ASSERT(wanted <= core->pages_per_sample);
     while (s->page_count < wanted) {
         if (kv_pool_count(pool).free > 0) {
             const bt_status status =
@@ -142,6 +140,17 @@ bool decode_grow(decode_core *core, decode_sample *s) {
         retract(core, victim, "an older sample needs a page");
     }
     return true;
+}
+
+bool decode_grow(decode_core *core, decode_sample *s) {
+    const uint32_t wanted = pages_for(core, decode_tokens(s));
+    BT_ASSERT(wanted <= core->pages_per_sample);
+    if (take_pages_up_to(core, s, wanted)) {
+        s->deadline_us = 0;
+        return true;
+    }
+    if (s->deadline_us == 0) s->deadline_us = decode_now(core) + core->options.pages_us;
+    return false;
 }
 
 /* ---- return ---------------------------------------------------------------------------------- */
@@ -193,7 +202,7 @@ static bool make_room(decode_core *core, const decode_sample *s, uint32_t pages)
 }
 
 /* Those of the prompt that a sibling has, and pages of its own behind them. */
-static bool take_pages(decode_core *core, decode_sample *s) {
+static bool take_all_pages(decode_core *core, decode_sample *s) {
     kv_pool *pool = core->options.pages;
     const decode_sample *sharer = find_sharer(core, s);
     if (sharer != NULL && sharer->shared_count == 0) return false; /* it still computes them */
@@ -220,7 +229,7 @@ static bool take_pages(decode_core *core, decode_sample *s) {
 bool decode_readmit(decode_core *core, decode_sample *s) {
     BT_ASSERT(s->state == DECODE_RETRACTED);
     BT_ASSERT(!s->lacks_room);
-    if (!take_pages(core, s)) return false;
+    if (!take_all_pages(core, s)) return false;
     s->recomputes++;
     core->has_released = true; /* it no longer keeps new ones out */
     decode_set_state(core, s, DECODE_RECOMPUTING, 0, "pages are free");

@@ -466,6 +466,22 @@ static void waiting_for_pages_has_a_deadline(void **state) {
     rig_destroy(r);
 }
 
+static void waiting_for_the_next_page_has_a_deadline(void **state) {
+    (void)state;
+    rig *r = rig_create(&(rig_options){.pages = 6, .pages_us = 2000 * 1000});
+    const proto_generation g = rig_generation(60, 1);
+    const rig_attempt *a = rig_start(r, 32, &g, UINT64_MAX);
+    rig_attempt *waiting = rig_add(r, 17, &g);
+    assert_int_equal(rig_reserve(r, waiting, UINT64_MAX), BT_OK);
+    rig_settle(r);
+    rig_advance(r, 2000 * 1000 - RIG_TICK_US);
+    assert_int_equal(rig_view(r).running, 1);
+    rig_advance(r, RIG_TICK_US);
+    rig_expect_error(r, a, 0, BT_ERR_REQUEST_DEADLINE, "waited past the deadline for KV pages");
+    rig_cancel(r, waiting, 0);
+    rig_destroy(r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_come_with_the_tokens),
@@ -487,6 +503,7 @@ int main(void) {
         cmocka_unit_test(a_reservation_cannot_be_taken_from),
         cmocka_unit_test(a_reservation_that_is_ready_can_be_retracted),
         cmocka_unit_test(waiting_for_pages_has_a_deadline),
+        cmocka_unit_test(waiting_for_the_next_page_has_a_deadline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

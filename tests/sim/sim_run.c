@@ -75,7 +75,8 @@ static void roll_sizes(dice *d, sim_scenario *o) {
     /* Pools between room for one request and for many. */
     const uint32_t least = o->context_tokens / o->page_tokens + 1;
     o->prefill_pages = least + (uint32_t)roll(d, 0, 4 * least);
-    o->decode_pages = least + (uint32_t)roll(d, 0, 4 * least);
+    /* In every other one decode has pages for little more than one, and samples are retracted. */
+    o->decode_pages = least + (uint32_t)roll(d, 0, roll(d, 0, 1) == 0 ? least / 2 : 4 * least);
     o->chunk_bytes_max = roll(d, 0, 2) == 0 ? 0 : o->page_bytes * (size_t)roll(d, 1, 4);
     o->part_bytes = roll(d, 256, 4096);
     o->checksum = (record_checksum)roll(d, 0, 2);

@@ -188,9 +188,16 @@ static uint32_t top_k_floor(const draw *d) {
     while (groups < SAMPLER_GROUPS_PER_CHUNK_MAX && top_k > d->chunks * groups / 2) {
         groups *= 4;
     }
-    workspace->loops->group_maxima(workspace->weights, d->chunks, groups, workspace->maxima);
-    const uint32_t floor =
-        sampler_reached_by(workspace->maxima, d->chunks * groups, top_k, &workspace->histogram);
+    const uint32_t *values = workspace->maxima;
+    size_t count = d->chunks * groups;
+    if (top_k > count / 2) {
+        /* Too many for the sets: the weights themselves, as bits. */
+        values = (const uint32_t *)(const void *)workspace->weights;
+        count = d->count;
+    } else {
+        workspace->loops->group_maxima(workspace->weights, d->chunks, groups, workspace->maxima);
+    }
+    const uint32_t floor = sampler_reached_by(values, count, top_k, &workspace->histogram);
     return floor > SAMPLER_WEIGHT_MIN_BITS ? floor : SAMPLER_WEIGHT_MIN_BITS;
 }
 

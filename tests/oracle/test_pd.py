@@ -83,29 +83,36 @@ def make_cases(vocabulary, count=8, most=40, prompt=90, seed=1):
     return "".join(lines)
 
 
-def make_wide_cases(vocabulary, count=8, most=24, prompt=90, seed=1):
-    """Everything a request may ask for besides: samples, biases, penalties, all log-probabilities."""
+def make_wide_cases(vocabulary, count=12, most=30, prompt=90, seed=7, prefixes=2):
+    """Every sampling parameter, n > 1, scored prompts; the prompts share a few beginnings."""
     draw = random.Random(seed)
+    starts = [[draw.randrange(vocabulary) for _ in range(70)] for _ in range(prefixes)]
+    ids = lambda most: draw.sample(range(vocabulary), draw.randrange(1, most))
     lines = []
     for number in range(count):
-        tokens = draw.randrange(2, prompt)
-        ids = ",".join(str(draw.randrange(vocabulary)) for _ in range(tokens))
-        some = [str(token) for token in draw.sample(range(vocabulary), 6)]
-        new_tokens = draw.randrange(1, most)
-        words = [f"name=w{number} ids={ids} max_new_tokens={new_tokens} logprob=1",
-                 f"n={draw.choice((1, 2, 3, 5))} mask={('off', 'selected', 'support')[number % 3]}",
-                 f"top_k={draw.choice((1, 5, 50, 200))} top_p={draw.choice((1, 0.9))}",
-                 f"temperature={draw.choice((0.7, 1.3))} seed={draw.randrange(2**63)}",
-                 f"stop={some[0]},{some[1]}"]
-        if number % 2:
-            words.append(f"bias={some[2]}:{draw.uniform(-5, 5):.3f},{some[3]}:4.5")
-            words.append(f"top={draw.choice((1, 5, 128))} logprob_ids={some[4]},{some[5]}")
-        if number % 3:
-            words.append(f"prompt_logprobs_from={draw.randrange(tokens)}")
-        if number % 4 == 1:
-            words.append("frequency_penalty=0.6 presence_penalty=0.4 repetition_penalty=1.2")
-        if number % 4 == 3:
-            words.append(f"min_p=0.05 filter=rank min_new_tokens={draw.randrange(1, new_tokens + 1)}")
+        start = starts[number % prefixes][:draw.randrange(0, 71)]
+        tail = [draw.randrange(vocabulary) for _ in range(draw.randrange(1, prompt))]
+        new = draw.randrange(1, most)
+        words = [f"name=w{number}", "ids=" + ",".join(map(str, start + tail)),
+                 f"max_new_tokens={new}", f"mask={('off', 'selected', 'support')[number % 3]}",
+                 f"n={(1, 1, 2, 5)[number % 4]}", f"seed={draw.randrange(2**63)}",
+                 f"temperature={draw.choice((0.7, 1, 1.4))}", f"top_k={draw.choice((1, 7, 50, 200))}",
+                 f"top_p={draw.choice((1, 0.9))}", f"min_p={draw.choice((0, 0, 0.02, 0.3))}",
+                 f"filter={draw.choice(('joint', 'rank'))}",
+                 f"frequency_penalty={draw.choice((0, 0.7, -0.3))}",
+                 f"presence_penalty={draw.choice((0, 0.4))}",
+                 f"repetition_penalty={draw.choice((1, 1.3))}",
+                 "stop=" + ",".join(map(str, ids(5)))]
+        if number % 3 == 1:
+            words.append("bias=" + ",".join(f"{i}:{draw.uniform(-4, 4):.3f}" for i in ids(9)))
+        if number % 5 == 2:
+            words.append(f"min_new_tokens={draw.randrange(0, new + 1)}")
+            words.append(f"ignore_stop={draw.randrange(2)}")
+        if number % 2 == 0:
+            words += ["logprob=1", f"top={draw.choice((0, 1, 20))}",
+                      "logprob_ids=" + ",".join(map(str, ids(6)))]
+            if number % 4 == 0:
+                words.append(f"prompt_logprobs_from={draw.randrange(0, len(start + tail))}")
         lines.append(" ".join(words) + "\n")
     return "".join(lines)
 
@@ -347,6 +354,40 @@ def a_stop_id_ends_a_sequence_and_the_length_comes_first():
         expected = oracle(model, case_text.format(most, third))
         check(expected.endswith(f"s finish {finish} rows 3\n"), expected)
         same(cluster(model, case_text.format(most, third), 1, 1), expected, finish)
+
+
+# ---- every parameter, cached prefixes, retracted samples ----------------------------------------
+
+@case
+def every_parameter_gives_the_rows_of_one_process():
+    for family in ("llama", "qwen2", "qwen3", "mistral"):
+        compare(tiny_model(family), make_wide_cases(256), 1, 1)
+    compare(tiny_model("llama"), make_wide_cases(256, count=24, seed=8), 2, 2,
+            worker_options=("--ucx-tls", "shm"))
+
+
+@case
+def cached_prefixes_change_no_bit():
+    """One after the other, so that later prompts find what earlier ones left; and without a cache,
+    in small chunks, with so few pages that what is cached has to go."""
+    model = tiny_model("qwen3")
+    cases = make_wide_cases(256, count=20, most=8, seed=9)
+    expected = oracle(model, cases)
+    for options in (("--prefix-cache", "on"), ("--prefix-cache", "off"),
+                    ("--prefix-cache", "on", "--chunk-tokens", "7"),
+                    ("--prefix-cache", "on", "--kv-pages", "6"),
+                    ("--prefix-cache", "on", "--page-tokens", "32", "--prompts-max", "1")):
+        same(cluster(model, cases, 1, 1, router_options=("--serial",), prefill_options=options),
+             expected, options)
+
+
+@case
+def retracted_samples_go_on_where_they_were():
+    model = tiny_model("llama")
+    cases = make_wide_cases(256, count=16, most=120, prompt=40, seed=10)
+    expected = oracle(model, cases)
+    for pages in ("12", "17", "30"):
+        same(cluster(model, cases, 1, 1, worker_options=("--kv-pages", pages)), expected, pages)
 
 
 # ---- edges of the programs -----------------------------------------------------------------------

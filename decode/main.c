@@ -54,7 +54,7 @@ static bt_status load(void *worker, worker_facts *facts_out, bt_error *error) {
     const model_card *card = model_get_card(w->model.model);
     *facts_out = (worker_facts){
         .name = card->name,
-        .numerics = model_get_numerics(w->model.model),
+        .numerics = w->model.numerics,
         .fingerprint = card->fingerprint,
         .fingerprint_bytes = sizeof card->fingerprint,
         .eos_ids = card->eos_ids,

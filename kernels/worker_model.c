@@ -2,11 +2,13 @@
 #include "kernels/worker_model.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/system.h"
 #include "kernels/compute_host.h"
+#include "kernels/self_test.h"
 
 bt_status worker_model_load(worker_model *w, const worker_model_source *source, bt_error *error) {
     w->component = source->component;
@@ -20,8 +22,13 @@ bt_status worker_model_load(worker_model *w, const worker_model_source *source, 
     if (strcmp(source->weights_cache, "off") == 0) options.cache_folder = NULL;
     if (strcmp(source->weights_cache, "auto") == 0)
         options.cache_folder = model_load_default_cache(folder, sizeof folder) ? folder : NULL;
-    const bt_status status = model_load(source->path, &options, &w->model, error);
+    bt_status status = model_load(source->path, &options, &w->model, error);
     if (status != BT_OK) return status;
+    uint32_t hash = 0;
+    status = self_test_run(NULL, &hash, error);
+    if (status != BT_OK) return status;
+    (void)snprintf(w->numerics, sizeof w->numerics, "%s/%08" PRIx32, model_get_numerics(w->model),
+                   hash);
     w->kv = model_kv_layout(w->model, source->page_tokens, source->dtype);
     return BT_OK;
 }

@@ -14,6 +14,7 @@
 typedef struct worker_model {
     const char *component; /* of log lines: "decode" */
     model *model;
+    char numerics[64]; /* "host/exact/1/q8_0/5c1d90ab": model_get_numerics and the self-test */
     kv_page_layout kv;
     compute *compute;
 } worker_model;
@@ -35,7 +36,8 @@ typedef struct worker_model_limits {
     uint32_t rows_max;   /* likewise */
 } worker_model_limits;
 
-/* *w is zero. Blocking, for as long as the file is large. Errors of model_load. */
+/* *w is zero. Blocking, for as long as the file is large. Errors of model_load and
+ * self_test_run. */
 BT_MUST_CHECK bt_status worker_model_load(worker_model *w, const worker_model_source *source,
                                           bt_error *error);
 /* The pages are borrowed until worker_model_stop. *fd_out is readable when compute_host_poll has

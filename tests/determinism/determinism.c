@@ -15,6 +15,7 @@
 #include "base/compiler.h"
 #include "kernels/model/model_generate.h"
 #include "kernels/ops.h"
+#include "kernels/self_test.h"
 #include "tests/kernels/tiny_models.h"
 #include "world.h"
 
@@ -193,6 +194,14 @@ static void print(const subject *s) {
     model_destroy(m);
 }
 
+static uint64_t self_test(void) {
+    uint32_t hash = 0;
+    bt_error error;
+    if (self_test_run(NULL, &hash, &error) == BT_OK) return hash;
+    fprintf(stderr, "self-test: %s\n", error.text);
+    exit(2);
+}
+
 int main(int argc, char **argv) {
     const bool is_few = argc == 3 && strcmp(argv[1], "--few") == 0;
     const bool prints = argc == 2 && strcmp(argv[1], "--print") == 0;
@@ -207,6 +216,11 @@ int main(int argc, char **argv) {
         else
             check(&subjects[i], argv[argc - 1], is_few);
     }
+    if (prints)
+        printf("%016" PRIx64 " self-test\n", self_test());
+    else
+        tell(recorded(argv[argc - 1], "self-test") == self_test(), "self-test",
+             "the recorded number");
     if (!prints && !is_few) tell_unrun_isas();
     if (!prints) printf("1..%u\n", cases);
     return failures > 0;

@@ -124,6 +124,7 @@ typedef struct router {
     bt_loop_source *tick, *deadline;
     oracle_case *cases;
     uint32_t count, submitted, ended;
+    uint64_t cached_tokens, retractions; /* of all samples; told on stderr */
     result *results;
     proto_link *links[LINKS_MAX]; /* dispatch_link - 1 */
     bool is_failed;
@@ -267,6 +268,8 @@ static void on_sample_end(void *context, uint64_t request, uint32_t sample,
     else if (end->status != BT_OK)
         finish = end->text;
     cases_print_finish(to->page.out, &r->cases[request - 1], sample, finish, to->rows);
+    r->cached_tokens += end->cached_tokens;
+    r->retractions += end->retractions;
     to->has_ended = true;
 }
 
@@ -489,6 +492,8 @@ int main(int argc, char **argv) {
         (void)fprintf(stderr, "baton-pd-run: %s\n", error.text);
     }
     if (r.ended != r.count) r.is_failed = true;
+    (void)fprintf(stderr, "baton-pd-run: %" PRIu64 " cached tokens, %" PRIu64 " retractions\n",
+                  r.cached_tokens, r.retractions);
     const bool is_failed = r.is_failed || status != BT_OK;
     tear_down(&r);
     bt_options_destroy(options);

@@ -11,7 +11,7 @@ static size_t attention_floats(uint32_t rows, uint32_t width) {
 }
 
 static bt_status create_scratch(dev_host *dev, uint32_t threads) {
-    const size_t matmul = 2 * (size_t)HOST_BLOCK_ROWS * PACK_PANEL_COLUMNS + HOST_QUANTISED_FLOATS;
+    const size_t matmul = 2 * (size_t)HOST_BLOCK_ROWS * PACK_PANEL_COLUMNS;
     const size_t attention = attention_floats(dev->attention_rows, dev->width_max);
     dev->scratch_floats = (matmul > attention ? matmul : attention) + 64;
     dev->scratch_floats = dev->scratch_floats / 64 * 64;

@@ -44,18 +44,15 @@ typedef struct host_panel {
     pack_format format; /* not PACK_BF16 */
 } host_panel;
 
-/* Floats of scratch that quantised_matmul needs, on every instruction set. */
-enum { HOST_QUANTISED_FLOATS = 128 * PACK_PANEL_COLUMNS };
-
 typedef struct host_isa {
     const char *name;
     bool (*is_supported)(void);
     /* out [rows][64] = x [rows][depth] times one panel. */
     void (*panel_matmul)(float *out, const float *x, size_t x_stride, const uint16_t *panel,
                          uint32_t depth, uint32_t rows);
-    /* The same with quantised weights; scratch [HOST_QUANTISED_FLOATS]. */
+    /* The same with quantised weights. */
     void (*quantised_matmul)(float *out, const float *x, size_t x_stride, const host_panel *panel,
-                             uint32_t rows, float *scratch);
+                             uint32_t rows);
     /* out [rows][columns] = acc [rows][64] (+ bias) (+ out). */
     void (*matmul_finish)(float *out, size_t out_stride, const float *acc, const float *bias,
                           uint32_t rows, uint32_t columns, bool adds);

@@ -21,9 +21,8 @@ static uint32_t block_start(uint32_t rows, uint32_t blocks, uint32_t block) {
 
 /* acc [rows][64] = x times one panel. The scratch of widened weights lies behind two such blocks.
  */
-static void panel_product(const dev_host *dev, uint32_t thread, float *acc, const float *x,
-                          size_t x_stride, const pack_matrix *weights, uint32_t panel,
-                          uint32_t rows) {
+static void panel_product(const dev_host *dev, float *acc, const float *x, size_t x_stride,
+                          const pack_matrix *weights, uint32_t panel, uint32_t rows) {
     const uint8_t *data = pack_panel_at(weights, panel);
     if (weights->format == PACK_BF16) {
         dev->isa->panel_matmul(acc, x, x_stride, (const uint16_t *)(const void *)data,
@@ -31,9 +30,7 @@ static void panel_product(const dev_host *dev, uint32_t thread, float *acc, cons
         return;
     }
     const host_panel quantised = {.data = data, .depth = weights->depth, .format = weights->format};
-    float *scratch =
-        dev_host_scratch(dev, thread) + 2 * (size_t)HOST_BLOCK_ROWS * PACK_PANEL_COLUMNS;
-    dev->isa->quantised_matmul(acc, x, x_stride, &quantised, rows, scratch);
+    dev->isa->quantised_matmul(acc, x, x_stride, &quantised, rows);
 }
 
 static void matmul_item(void *context, uint32_t item, uint32_t thread) {
@@ -47,8 +44,7 @@ static void matmul_item(void *context, uint32_t item, uint32_t thread) {
     const uint32_t column = panel * PACK_PANEL_COLUMNS;
     const uint32_t rest = p->weights.columns - column;
     float *acc = dev_host_scratch(run->dev, thread);
-    panel_product(run->dev, thread, acc, p->x + row * p->x_stride, p->x_stride, &p->weights, panel,
-                  rows);
+    panel_product(run->dev, acc, p->x + row * p->x_stride, p->x_stride, &p->weights, panel, rows);
     isa->matmul_finish(p->out + row * p->out_stride + column, p->out_stride, acc,
                        p->bias == NULL ? NULL : p->bias + column, rows,
                        rest < PACK_PANEL_COLUMNS ? rest : PACK_PANEL_COLUMNS, p->adds);
@@ -73,8 +69,8 @@ static void gate_up_item(void *context, uint32_t item, uint32_t thread) {
     float *gate = dev_host_scratch(run->dev, thread);
     float *up = gate + (size_t)HOST_BLOCK_ROWS * PACK_PANEL_COLUMNS;
     const float *x = p->x + (size_t)row * depth;
-    panel_product(run->dev, thread, gate, x, depth, &p->weights, 2 * pair, rows);
-    panel_product(run->dev, thread, up, x, depth, &p->weights, 2 * pair + 1, rows);
+    panel_product(run->dev, gate, x, depth, &p->weights, 2 * pair, rows);
+    panel_product(run->dev, up, x, depth, &p->weights, 2 * pair + 1, rows);
     isa->silu_mul(p->out + (size_t)row * p->width + column, p->width, gate, up, rows,
                   rest < PACK_PANEL_COLUMNS ? rest : PACK_PANEL_COLUMNS);
 }

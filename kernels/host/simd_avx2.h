@@ -10,14 +10,13 @@
 
 /* Register tiles: 6 x 16 takes 12 accumulators of 16 registers; one row alone needs more columns
  * in flight to hide the latency of its chains. */
-#define SIMD_TILE_ROWS       6
-#define SIMD_VECTORS_1       4
-#define SIMD_VECTORS_2       2
-#define SIMD_VECTORS_6       1
-#define SIMD_BLOCK_DEPTH     128
-#define SIMD_ASKS_AHEAD      1
-#define SIMD_PACKED_VECTORS  1
-#define SIMD_QUANTISED_DEPTH 64
+#define SIMD_TILE_ROWS      6
+#define SIMD_VECTORS_1      4
+#define SIMD_VECTORS_2      2
+#define SIMD_VECTORS_6      1
+#define SIMD_BLOCK_DEPTH    128
+#define SIMD_ASKS_AHEAD     1
+#define SIMD_PACKED_VECTORS 1
 
 typedef struct v16 {
     __m256 low, high;

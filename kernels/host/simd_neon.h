@@ -9,14 +9,13 @@
 #include "base/compiler.h"
 
 /* Register tiles: 6 x 16 takes 24 accumulators of 32 registers. */
-#define SIMD_TILE_ROWS       6
-#define SIMD_VECTORS_1       4
-#define SIMD_VECTORS_2       2
-#define SIMD_VECTORS_6       1
-#define SIMD_BLOCK_DEPTH     128
-#define SIMD_ASKS_AHEAD      1
-#define SIMD_PACKED_VECTORS  1
-#define SIMD_QUANTISED_DEPTH 64
+#define SIMD_TILE_ROWS      6
+#define SIMD_VECTORS_1      4
+#define SIMD_VECTORS_2      2
+#define SIMD_VECTORS_6      1
+#define SIMD_BLOCK_DEPTH    128
+#define SIMD_ASKS_AHEAD     1
+#define SIMD_PACKED_VECTORS 1
 
 typedef struct v16 {
     float32x4_t q[4];

@@ -11,14 +11,13 @@
 #include "kernels/bf16.h"
 #include "kernels/f16.h"
 
-#define SIMD_TILE_ROWS       6
-#define SIMD_VECTORS_1       1
-#define SIMD_VECTORS_2       1
-#define SIMD_VECTORS_6       1
-#define SIMD_BLOCK_DEPTH     256
-#define SIMD_ASKS_AHEAD      0
-#define SIMD_PACKED_VECTORS  1
-#define SIMD_QUANTISED_DEPTH 64
+#define SIMD_TILE_ROWS      6
+#define SIMD_VECTORS_1      1
+#define SIMD_VECTORS_2      1
+#define SIMD_VECTORS_6      1
+#define SIMD_BLOCK_DEPTH    256
+#define SIMD_ASKS_AHEAD     0
+#define SIMD_PACKED_VECTORS 1
 
 typedef struct v16 {
     float lane[16];

@@ -332,12 +332,12 @@ bt_status model_file_read(const model_file *file, model_tensor tensor, uint32_t 
 
 pack_format model_file_stored_format(const model_file *file, model_tensor tensor, uint32_t layer) {
     switch (weight_of(file, tensor, layer)->encoding) {
+    case DEQUANT_ENCODING_Q4_0: return PACK_Q4_0;
     case DEQUANT_ENCODING_Q4_1: return PACK_Q4_1;
     case DEQUANT_ENCODING_Q8_0: return PACK_Q8_0;
     case DEQUANT_ENCODING_F32:
     case DEQUANT_ENCODING_F16:
     case DEQUANT_ENCODING_BF16:
-    case DEQUANT_ENCODING_Q4_0:
     case DEQUANT_ENCODING_Q5_0:
     case DEQUANT_ENCODING_Q5_1:
     case DEQUANT_ENCODING_Q4_K:

@@ -52,13 +52,14 @@ static uint64_t next(uint64_t *state) {
 
 /* Sets the numbers among random bytes that must be small: one f16 (or two), or every bf16. */
 static void tame(uint8_t *row, size_t bytes, uint32_t type, uint64_t *state) {
-    const size_t step = type == BT_GGUF_TENSOR_Q8_0 ? 34 : type == BT_GGUF_TENSOR_Q4_1 ? 20 : 2;
+    size_t step = sizeof(uint16_t);
+    if (type != BT_GGUF_TENSOR_BF16) BT_ASSERT(bt_gguf_tensor_type_bytes(type, 32, &step));
     for (size_t at = 0; at < bytes; at += step) {
         const uint64_t random = next(state);
         uint16_t half = (uint16_t)(0x1400U | (random & 0x83ffU));       /* f16: 2^-10 to 2^-9 */
         if (step == 2) half = (uint16_t)(0x3c00U | (random & 0x80ffU)); /* bf16: 2^-7 to 2^-5 */
         memcpy(row + at, &half, sizeof half);
-        if (step == 20) memcpy(row + at + 2, &half, sizeof half);
+        if (type == BT_GGUF_TENSOR_Q4_1) memcpy(row + at + 2, &half, sizeof half);
     }
 }
 

@@ -93,7 +93,7 @@ static void check_rows(const model *m, const model_file *file, model_tensor tens
         pack_gather(matrix, first + row, gathered);
         assert_int_equal(model_file_read(file, tensor, layer, row, 1, want, &error), BT_OK);
         for (uint32_t k = 0; k < shape.columns; k++)
-            if (bf16_from_f32(gathered[k]) != want[k])
+            if (bf16_to_f32(bf16_from_f32(gathered[k])) != bf16_to_f32(want[k]))
                 fail_msg("tensor %d, row %u, input %u: %g", (int)tensor, row, k,
                          (double)gathered[k]);
     }
@@ -111,6 +111,7 @@ static void stored_weights_are_kept(void **state) {
         {BT_GGUF_TENSOR_Q8_0, MODEL_WEIGHTS_BF16, PACK_BF16},
         {BT_GGUF_TENSOR_Q4_1, MODEL_WEIGHTS_AUTO, PACK_BF16},
         {BT_GGUF_TENSOR_Q4_1, MODEL_WEIGHTS_NATIVE, PACK_Q4_1},
+        {BT_GGUF_TENSOR_Q4_0, MODEL_WEIGHTS_NATIVE, PACK_Q4_0},
         {BT_GGUF_TENSOR_BF16, MODEL_WEIGHTS_NATIVE, PACK_BF16},
     };
     for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++) {

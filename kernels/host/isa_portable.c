@@ -6,7 +6,7 @@
 #include "kernels/host/attention_impl.h"
 #include "kernels/host/elementwise_impl.h"
 #include "kernels/host/matmul_impl.h"
-#include "kernels/host/quantised_impl.h"
+#include "kernels/host/quantised_portable.h"
 
 static bool is_supported(void) {
     return true;

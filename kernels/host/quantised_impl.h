@@ -1,6 +1,6 @@
 /* Matrix kernels over panels of quantised weights (kernels/pack.h): the weights go from bytes to
  * floats in registers, and into the same chains as bf16's.
- * Included once by each isa_*.c, after kernels/host/matmul_impl.h. */
+ * Included once by each isa_*.c but the portable one, after kernels/host/matmul_impl.h. */
 #ifndef BT_KERNELS_HOST_QUANTISED_IMPL_H
 #define BT_KERNELS_HOST_QUANTISED_IMPL_H
 

@@ -9,7 +9,6 @@
 
 #include "base/compiler.h"
 #include "kernels/bf16.h"
-#include "kernels/f16.h"
 
 #define SIMD_TILE_ROWS      6
 #define SIMD_VECTORS_1      1
@@ -64,25 +63,6 @@ static inline float v16_top(v16 a) {
 }
 static inline v16 v16_load_bf16(const uint16_t *p) {
     V16_EACH(bf16_to_f32(p[i]));
-}
-static inline v16 v16_load_f16(const uint8_t *p) {
-    uint16_t half[16];
-    memcpy(half, p, sizeof half);
-    V16_EACH(f16_to_f32(half[i]));
-}
-static inline v16 v16_load_int8(const uint8_t *p) {
-    V16_EACH((float)(int8_t)p[i]);
-}
-typedef struct v16_bits {
-    uint32_t lane[16];
-} v16_bits;
-static inline v16_bits v16_load_bits(const uint8_t *p) {
-    v16_bits out;
-    memcpy(out.lane, p, sizeof out.lane);
-    return out;
-}
-static inline v16 v16_nibble(v16_bits bits, int shift) {
-    V16_EACH((float)((bits.lane[i] >> shift) & 15));
 }
 static inline void v16_load_packed(const uint16_t *p, v16 *out) {
     for (int i = 0; i < 8; i++) {

@@ -15,7 +15,8 @@ typedef struct stored_model {
     uint64_t seed;           /* of the bytes; 0: all weights are zero and the file is sparse */
 } stored_model;
 
-/* Writes the file. Random blocks have small scales (Q4_0, Q4_1, Q8_0); random BF16 is small as well. */
+/* Writes the file. Random blocks have small scales (Q4_0, Q4_1, Q8_0); random BF16 is small as
+ * well. */
 BT_MUST_CHECK bt_status stored_model_write(const stored_model *m, const char *path);
 
 #endif

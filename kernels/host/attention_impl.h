@@ -111,7 +111,7 @@ static float softmax_tile(float *scores, key_range seen, float scale, float *max
         scores[j] = math_exp_f32(scores[j] - top);
     v16 total = v16_add(v16_load(scores), v16_load(scores + 16));
     total = v16_add(v16_add(total, v16_load(scores + 32)), v16_load(scores + 48));
-    const float factor = math_exp_f32(*maximum - top);
+    const float factor = top == *maximum ? 1.0F : math_exp_f32(*maximum - top); /* e^0 is 1 */
     *sum = fmaf(*sum, factor, v16_sum(total));
     *maximum = top;
     return factor;
@@ -272,7 +272,7 @@ static void attention_tile(const host_attention_block *b, uint32_t position,
         const key_range seen = seen_keys(b, position, b->first_position + row / b->group);
         const float factor = softmax_tile(b->scores + (size_t)r * TILE, seen, b->scale,
                                           &state->maximum[row], &state->sum[row]);
-        scale_row(values + (size_t)r * b->width, factor, b->width);
+        if (factor != 1.0F) scale_row(values + (size_t)r * b->width, factor, b->width);
     }
     add_values(b, position, count, values, rows);
 }

@@ -4,14 +4,25 @@
  */
 #include "kernels/host/dev_host_internal.h"
 
+enum {
+    FEW_ITEMS = 16,  /* a thread: with more, an uneven end costs little */
+    SHARED_ROWS = 8, /* rows that pay for reading a panel from a shared cache */
+};
+
 typedef struct matmul_run {
     dev_host *dev;
     const void *params;
     uint32_t blocks; /* of rows */
 } matmul_run;
 
-static uint32_t row_blocks(uint32_t rows) {
-    return (rows + HOST_BLOCK_ROWS - 1) / HOST_BLOCK_ROWS;
+/* Blocks of rows for a product of so many panels. Where the threads would end unevenly because the
+ * panels are few, and there are rows enough to be bound by FMA, the rows are cut once more: two
+ * threads then share a panel. */
+static uint32_t row_blocks(const dev_host *dev, uint32_t rows, uint32_t panels) {
+    const uint32_t blocks = (rows + HOST_BLOCK_ROWS - 1) / HOST_BLOCK_ROWS;
+    const uint32_t threads = dev_host_threads(dev);
+    const bool is_uneven = panels * blocks % threads != 0 && panels * blocks < FEW_ITEMS * threads;
+    return is_uneven && rows >= 2 * blocks * SHARED_ROWS ? 2 * blocks : blocks;
 }
 
 /* Blocks of nearly equal height: row `block` starts here. */
@@ -51,8 +62,9 @@ static void matmul_item(void *context, uint32_t item, uint32_t thread) {
 }
 
 void op_matmul(dev_host *dev, const op_matmul_params *p) {
-    matmul_run run = {.dev = dev, .params = p, .blocks = row_blocks(p->rows)};
-    pool_run(dev->workers, pack_panels(p->weights.columns) * run.blocks, matmul_item, &run);
+    const uint32_t panels = pack_panels(p->weights.columns);
+    matmul_run run = {.dev = dev, .params = p, .blocks = row_blocks(dev, p->rows, panels)};
+    pool_run(dev->workers, panels * run.blocks, matmul_item, &run);
 }
 
 static void gate_up_item(void *context, uint32_t item, uint32_t thread) {
@@ -76,6 +88,7 @@ static void gate_up_item(void *context, uint32_t item, uint32_t thread) {
 }
 
 void op_gate_up(dev_host *dev, const op_gate_up_params *p) {
-    matmul_run run = {.dev = dev, .params = p, .blocks = row_blocks(p->rows)};
-    pool_run(dev->workers, pack_panels(p->width) * run.blocks, gate_up_item, &run);
+    const uint32_t pairs = pack_panels(p->width);
+    matmul_run run = {.dev = dev, .params = p, .blocks = row_blocks(dev, p->rows, pairs)};
+    pool_run(dev->workers, pairs * run.blocks, gate_up_item, &run);
 }

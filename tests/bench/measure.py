@@ -187,7 +187,7 @@ def measure_round(results, model, baton, peers, options):
 
 def measure(options):
     """Round after round through all models, so that no model has the quiet hour for itself."""
-    results = Results()
+    results = Results(load=os.getloadavg()[0])
     batons = {name: Baton(options.binary, path, options) for name, path in options.models.items()}
     for number in range(options.rounds):
         say(f"round {number + 1} of {options.rounds}, load {os.getloadavg()[0]:.1f}")

@@ -163,7 +163,7 @@ of attention included. Prompts are one sequence in steps of 512; generation is o
 {context} tokens, with temperature 1 and top_k 1000 for Baton (the peer's program draws nothing); tokens/s is of all
 sequences together. KV is {kv}.
 
-Machine: {machine}. {threads} threads, {isa} kernels.
+Machine: {machine}. {threads} threads, {isa} kernels.{others}
 """
 
 PEER_NOTE = """The peer is llama.cpp, as `llama-batched-bench -pps` on the same files. Built natively for a processor with
@@ -171,6 +171,13 @@ AVX512-BF16 it rounds activations to bf16 and multiplies in pairs, twice the mul
 Baton's numerics keep activations in float32 and give the same bits on every instruction set. A build with that
 instruction off (`GGML_AVX512_BF16=OFF`) compares the same arithmetic.
 """
+
+
+def others_note(load):
+    """Nobody should take figures of a busy machine for what it can do."""
+    if load < 0.5:
+        return ""
+    return f" **Other programs ran meanwhile (load {load:.1f} before the run): the absolute figures are too low.**"
 
 
 def make_page(results, options):
@@ -183,6 +190,7 @@ def make_page(results, options):
         machine=machine(),
         threads=options.threads,
         isa=results.get("isa"),
+        others=others_note(results.get("load", 0.0)),
     ).splitlines()
     if options.peers:
         page.lines += ["", *PEER_NOTE.splitlines()]

@@ -102,6 +102,8 @@ def a_page_says_what_was_missed():
     check("- m-bf16, linear layers of a prompt, of FMA peak: 0.60 (goal: at least 0.70)" in goals, goals)
     check("- m-bf16, batch 4, through p: 1.40 (goal: at least 1.50)" in goals, goals)
     equal(tables(page)["prompt of 512"], ["200", "", "55 %", "100", "1.00"])
+    check("Other programs ran" not in page, page)
+    check("(load 3.0 before the run)" in report.make_page({**results, "load": 3.0}, options), "the note on the load")
 
 
 @case

@@ -27,10 +27,28 @@ void *host_memory_map(size_t bytes) {
     return block;
 }
 
+/* Address space for `bytes` that begins where a huge page can; NULL when there is none. Not every
+ * file system chooses such a place by itself. */
+static uint8_t *reserve(size_t bytes) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t used = (bytes + page - 1) / page * page, all = used + HUGE_PAGE;
+    uint8_t *space = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED) return NULL;
+    const size_t before = (HUGE_PAGE - (uintptr_t)space % HUGE_PAGE) % HUGE_PAGE;
+    if (before > 0) BT_ASSERT(munmap(space, before) == 0);
+    BT_ASSERT(munmap(space + before + used, HUGE_PAGE - before) == 0);
+    return space + before;
+}
+
 void *host_memory_map_file(int fd, size_t bytes) {
     if (bt_fault_hit(BT_FAULT_ALLOC)) return NULL;
-    void *block = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (block == MAP_FAILED) return NULL;
+    uint8_t *space = reserve(bytes);
+    if (space == NULL) return NULL;
+    void *block = mmap(space, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (block == MAP_FAILED) {
+        BT_ASSERT(munmap(space, bytes) == 0);
+        return NULL;
+    }
     (void)madvise(block, bytes, MADV_HUGEPAGE);
     return block;
 }
@@ -73,7 +91,8 @@ bool host_memory_is_on_huge_pages(const void *block, size_t bytes) {
         const void *block;
         void *address;
     } at = {.block = block};
-    return madvise(at.address, bytes, MADV_COLLAPSE) == 0 && samples_are_huge(block, bytes);
+    (void)madvise(at.address, bytes, MADV_COLLAPSE); /* what could be done shows in the samples */
+    return samples_are_huge(block, bytes);
 }
 
 void host_memory_release(const void *part, size_t bytes) {

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -349,6 +350,30 @@ static void a_full_disk_leaves_nothing(void **state) {
     assert_true(is_found(f));
 }
 
+/* Some file systems, tmpfs among them, would not choose such a place by themselves. */
+static void files_are_mapped_where_a_huge_page_can_begin(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, 4096, (size_t)2 << 20, ((size_t)5 << 20) + 1};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(sizes); i++) {
+        const int fd = memfd_create("weights", MFD_CLOEXEC);
+        uint8_t byte = (uint8_t)(7 + i);
+        assert_true(fd >= 0);
+        assert_int_equal(ftruncate(fd, (off_t)sizes[i]), 0);
+        assert_int_equal(pwrite(fd, &byte, 1, (off_t)sizes[i] - 1), 1);
+        const uint8_t *block = host_memory_map_file(fd, sizes[i]);
+        assert_non_null(block);
+        close(fd);
+        assert_int_equal((uintptr_t)block % (2U << 20), 0);
+        assert_int_equal(block[sizes[i] - 1], byte);
+        union {
+            const uint8_t *block;
+            void *address;
+        } at = {.block = block};
+        host_memory_unmap(at.address, sizes[i]);
+    }
+    assert_null(host_memory_map_file(-1, 4096));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(what_is_stored_is_found, set_up, tear_down),
@@ -365,6 +390,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(entries_not_used_for_longest_are_removed, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_full_disk_leaves_nothing, set_up, tear_down),
+        cmocka_unit_test(files_are_mapped_where_a_huge_page_can_begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,9 +7,16 @@
 #include "kernels/host/matmul_impl.h"
 #include "kernels/host/quantised_impl.h"
 
+#include <cpuid.h>
+
+/* clang's __builtin_cpu_supports does not know F16C. */
+static bool has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 static bool is_supported(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 const host_isa host_isa_avx2 = {

@@ -243,17 +243,24 @@ static bt_status open_container(model_file *file, bt_error *error) {
                        "%s: a model in safetensors is given as its folder, not as this file",
                        file->path);
     }
-    return model_file_open_gguf(file, error);
+    const bt_status status = bt_gguf_open(file->path, &file->gguf, error);
+    return status == BT_OK ? model_file_open_gguf(file, error) : status;
 }
 
-bt_status model_file_open(const char *path, model_file **out, bt_error *error) {
+static bt_status create(const char *path, model_file **out, bt_error *error) {
     model_file *file = bt_calloc(1, sizeof *file);
     if (file != NULL) file->path = bt_strdup(path);
     if (file == NULL || file->path == NULL) {
         bt_free(file);
         return bt_fail(error, BT_ERR_WORKER_MEMORY, "%s: out of memory", path);
     }
-    bt_status status = open_container(file, error);
+    *out = file;
+    return BT_OK;
+}
+
+/* What follows once the container is open, whose status is given. The file is *out or closed. */
+static bt_status finish_opening(model_file *file, bt_status status, model_file **out,
+                                bt_error *error) {
     if (status == BT_OK) settle_geometry(&file->card.geometry);
     if (status == BT_OK) status = check_geometry(file, error);
     if (status == BT_OK) status = find_weights(file, error);
@@ -264,6 +271,35 @@ bt_status model_file_open(const char *path, model_file **out, bt_error *error) {
     }
     *out = file;
     return BT_OK;
+}
+
+bt_status model_file_open(const char *path, model_file **out, bt_error *error) {
+    model_file *file = NULL;
+    const bt_status status = create(path, &file, error);
+    if (status != BT_OK) return status;
+    return finish_opening(file, open_container(file, error), out, error);
+}
+
+bt_status model_file_open_memory(const uint8_t *data, size_t bytes, const char *name,
+                                 model_file **out, bt_error *error) {
+    model_file *file = NULL;
+    bt_status status = create(name, &file, error);
+    if (status != BT_OK) return status;
+    status = bt_gguf_open_memory(data, bytes, name, &file->gguf, error);
+    if (status == BT_OK) status = model_file_open_gguf(file, error);
+    return finish_opening(file, status, out, error);
+}
+
+bt_status model_file_parse_config(const char *text, size_t bytes, const char *name, model_card *out,
+                                  bt_error *error) {
+    model_file *file = NULL;
+    bt_status status = create(name, &file, error);
+    if (status == BT_OK) status = model_file_parse_hf_config(file, text, bytes, error);
+    if (status == BT_OK) settle_geometry(&file->card.geometry);
+    if (status == BT_OK) status = check_geometry(file, error);
+    if (status == BT_OK) *out = file->card;
+    model_file_close(file);
+    return status;
 }
 
 void model_file_close(model_file *file) {

@@ -38,6 +38,13 @@ typedef struct model_file model_file;
 
 /* Opens and validates everything: geometry, the presence, shape and type of every tensor. */
 BT_MUST_CHECK bt_status model_file_open(const char *path, model_file **out, bt_error *error);
+/* The same of the bytes of a GGUF file, which the caller keeps until model_file_close. `name` is
+ * used in errors. */
+BT_MUST_CHECK bt_status model_file_open_memory(const uint8_t *data, size_t bytes, const char *name,
+                                               model_file **out, bt_error *error);
+/* Geometry and EOS ids from the text of a config.json alone. */
+BT_MUST_CHECK bt_status model_file_parse_config(const char *text, size_t bytes, const char *name,
+                                                model_card *out, bt_error *error);
 void model_file_close(model_file *file);
 /* Geometry, EOS ids and name; the fingerprint is still zero. */
 const model_card *model_file_card(const model_file *file);

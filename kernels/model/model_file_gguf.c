@@ -216,11 +216,9 @@ static bt_status read_eos(model_file *file, const gguf_keys *k) {
 }
 
 bt_status model_file_open_gguf(model_file *file, bt_error *error) {
-    bt_status status = bt_gguf_open(file->path, &file->gguf, error);
-    if (status != BT_OK) return status;
     gguf_keys k = {.gguf = file->gguf, .path = file->path, .error = error};
     const architecture *found = NULL;
-    status = check_kind(&k);
+    bt_status status = check_kind(&k);
     if (status == BT_OK) status = find_architecture(&k, &found);
     if (status != BT_OK) return status;
     k.architecture = found->name;

@@ -123,6 +123,17 @@ static bt_status read_json(model_file *file, const char *name, settings_reader r
     return status;
 }
 
+bt_status model_file_parse_hf_config(model_file *file, const char *text, size_t bytes,
+                                     bt_error *error) {
+    json_t *object = NULL;
+    bt_status status = bt_json_load_object(text, bytes, file->path, &object, error);
+    if (status != BT_OK) return status;
+    const model_settings s = {.object = object, .path = file->path, .error = error};
+    status = model_file_read_config(file, &s);
+    json_decref(object);
+    return status;
+}
+
 bt_status model_file_open_hf(model_file *file, bt_error *error) {
     bool has_config = false;
     bool has_generation = false;

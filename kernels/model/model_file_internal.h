@@ -43,9 +43,13 @@ struct model_file {
     model_weight *weights; /* [model_file_weight_count] */
 };
 
-/* Each opens its container and fills card (geometry, EOS ids, name) and format. */
+/* Each fills card (geometry, EOS ids, name) and format; file->gguf is open already, the HF folder
+ * is opened. */
 BT_MUST_CHECK bt_status model_file_open_gguf(model_file *file, bt_error *error);
 BT_MUST_CHECK bt_status model_file_open_hf(model_file *file, bt_error *error);
+/* Fills geometry and EOS ids from the text of a config.json; file->path names it in errors. */
+BT_MUST_CHECK bt_status model_file_parse_hf_config(model_file *file, const char *text, size_t bytes,
+                                                   bt_error *error);
 
 /* Sets the card's name: printable ASCII is kept, other bytes become '_', a long name is cut. */
 void model_file_set_name(model_file *file, const char *name, size_t bytes);

@@ -1,8 +1,7 @@
 /* Tiny models with generated weights, for tests that need a real model in microseconds: an HF
  * folder (config.json, generation_config.json, model.safetensors, tokenizer.json,
  * tokenizer_config.json) or a GGUF file with the same weights and the same tokenizer. The tokenizer
- * is byte-level BPE with ChatML's special tokens. tests/vectors/tiny_weights.py makes the same
- * weights for the oracle:
+ * is byte-level BPE with ChatML's special tokens. The weights follow from the seed:
  *
  *   stream = mix(seed + GOLDEN * (role + 32 * layer + 1))       mix: splitmix64's finalizer
  *   u      = (mix(stream + GOLDEN * (element + 1)) >> 40) / 2^23 - 1      in [-1, 1), exact in f32

@@ -107,7 +107,7 @@ typedef struct model_load_options {
     uint64_t cache_bytes_max; /* of the folder; those not used for longest are removed */
 } model_load_options;
 
-/* Loads a GGUF file or an HF folder (config.json, model.safetensors), packed once. What is not
+/* Loads a GGUF file or an HF folder (docs/models.md), packed once. What is not
  * known (architecture, tensor type, rope type, activation) is refused by name in *error. NULL
  * options: bf16, one thread. Blocking; returns owned. */
 BT_MUST_CHECK bt_status model_load(const char *path, const model_load_options *options, model **out,

@@ -15,7 +15,8 @@ With --live, which the test model_live does, nothing is recorded: models of anot
 the test is run against them.
 
 A .logits file is little-endian: u32 tokens T, positions P, vocabulary V; i32 ids [T]; u32 positions [P];
-f32 logits [P, V], of the model's answer after ids[0 .. position]."""
+f32 logits [P, V], of the model's answer after ids[0 .. position]; f32 [P, V], the same where attention
+sees K and V rounded to bf16."""
 import argparse
 import json
 import os
@@ -93,24 +94,41 @@ def case_lines(prompt, found, gaps):
             "greedy " + " ".join(f"{i}:{g:.3g}" for i, g in zip(found, gaps))]
 
 
+def with_rounded_kv(model, run):
+    """What run() gives while the model's attention rounds K and V to bf16, as pages of bf16 do."""
+    module = sys.modules[type(model).__module__]
+    attention = module.eager_attention_forward
+    module.eager_attention_forward = lambda layer, q, k, v, *rest, **named: attention(
+        layer, q, k.bfloat16().to(k.dtype), v.bfloat16().to(v.dtype), *rest, **named)
+    try:
+        return run()
+    finally:
+        module.eager_attention_forward = attention
+
+
 def record_logits(name, folder, seed, out):
     models = {dtype: load(folder, dtype) for dtype in (torch.float32, torch.float64)}
     vocab = models[torch.float32].config.vocab_size
     ids = np.array([mix(seed + i) % vocab for i in range(TOKENS)])
-    logits = {}
-    for dtype, model in models.items():
+
+    def answer(model):
         with torch.no_grad():
-            answer = model(torch.from_numpy(ids)[None], use_cache=False).logits[0]
-        logits[dtype] = answer[POSITIONS].to(torch.float64).numpy()
-    reference = logits[torch.float32]
-    error = np.linalg.norm(reference - logits[torch.float64]) / np.linalg.norm(reference)
+            logits = model(torch.from_numpy(ids)[None], use_cache=False).logits[0]
+        return logits[POSITIONS].to(torch.float64).numpy()
+
+    reference = answer(models[torch.float32])
+    rounded = with_rounded_kv(models[torch.float32], lambda: answer(models[torch.float32]))
+    norm = np.linalg.norm(reference)
+    error = np.linalg.norm(reference - answer(models[torch.float64])) / norm
     with open(out / f"tiny_{name}.logits", "wb") as file:
         file.write(struct.pack("<3I", TOKENS, len(POSITIONS), vocab))
         file.write(ids.astype("<i4").tobytes())
         file.write(np.array(POSITIONS, dtype="<u4").tobytes())
         file.write(reference.astype("<f4").tobytes())
+        file.write(rounded.astype("<f4").tobytes())
     print(f"tiny {name}: deviation of logits {reference.std():.3f}, "
-          f"float32 against float64 {error:.1e}", flush=True)
+          f"float32 against float64 {error:.1e}, KV in bf16 "
+          f"{np.linalg.norm(reference - rounded) / norm:.1e}", flush=True)
     return models[torch.float32], vocab
 
 

@@ -257,7 +257,7 @@ def unknown_tensor_types_are_named():
     at = content.index(name) + len(name)
     dimensions = struct.unpack_from("<I", content, at)[0]
     at += 4 + 8 * dimensions
-    for number, needle in ((4711, "4711"), (2, "Q4_0")):  # of nobody, and one that is not built yet
+    for number, needle in ((4711, "4711"), (20, "IQ4_NL")):  # of nobody, and one that is not built
         struct.pack_into("<I", content, at, number)
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "model.gguf")

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/mem.h"
 
 enum { CACHE_LINE_BYTES = 64 };
@@ -119,10 +120,21 @@ void bt_ring_disarm(bt_ring *ring) {
     BT_ASSERT(bytes == (ssize_t)sizeof count || errno == EAGAIN || errno == EINTR);
 }
 
+static int left_ms(const bt_clock *clock, uint64_t deadline_us) {
+    const uint64_t now_us = bt_clock_now_us(clock);
+    return now_us >= deadline_us ? 0 : (int)((deadline_us - now_us + 999) / 1000);
+}
+
 bool bt_ring_wait(bt_ring *ring, int timeout_ms) {
-    if (!bt_ring_arm(ring)) return true;
+    const bt_clock clock = bt_clock_system();
+    const uint64_t deadline_us =
+        bt_clock_now_us(&clock) + (timeout_ms > 0 ? (uint64_t)timeout_ms * 1000 : 0);
     struct pollfd wait = {.fd = ring->fd, .events = POLLIN};
-    (void)poll(&wait, 1, timeout_ms);
-    bt_ring_disarm(ring);
-    return bt_ring_count(ring) > 0;
+    while (bt_ring_arm(ring)) {
+        const int woken = poll(&wait, 1, timeout_ms < 0 ? -1 : left_ms(&clock, deadline_us));
+        bt_ring_disarm(ring);
+        if (woken <= 0) return bt_ring_count(ring) > 0;
+        /* Perhaps the wake-up that an earlier item left behind (bt_ring_arm): look again. */
+    }
+    return true;
 }

@@ -15,8 +15,12 @@
  *       x = fmaf(-frequency_penalty, (float)count[i], x)
  *       x = x - presence_penalty
  *       x = x > 0 ? x / repetition_penalty : x * repetition_penalty
+ *       x = bound(x)
  *     x = -inf           where i is banned
- *     x = x + bias       where i is biased, in the order of the biases; a banned id stays -inf
+ *     x = bound(x + bias)  where i is biased, in the order of the biases; a banned id stays -inf
+ *    with bound(x) = min(max(x, -B), B), B = 2^127 * temperature below temperature 1, else FLT_MAX,
+ *    so that no penalty and no bias takes x / temperature out of range. Logits that are not finite
+ *    stay as they are.
  *
  * 2. Weights, and their mass in fixed point:
  *     z[i]    = x[i] / temperature

@@ -65,11 +65,24 @@ bool sampler_row_is_valid(const sampler_params *params, const sampler_row *row) 
     return params->logprob_id_count == 0 || row->id_logprobs != NULL;
 }
 
+/* What a penalty or a bias made of x, kept so that x / temperature is a number. */
+static float bound(const sampler_params *params, float x) {
+    const float t = params->temperature;
+    const float limit = t < 1.0F ? 0x1p127F * t : FLT_MAX;
+    if (x > limit) return limit;
+    return x < -limit ? -limit : x;
+}
+
+static bool is_finite(float x) {
+    return is_in(x, -FLT_MAX, FLT_MAX);
+}
+
 static float penalise(const sampler_params *params, float x, uint32_t count) {
     if (params->frequency_penalty != 0.0F) x = fmaf(-params->frequency_penalty, (float)count, x);
     if (params->presence_penalty != 0.0F) x -= params->presence_penalty;
-    if (!has_repetition(params)) return x;
-    return x > 0.0F ? x / params->repetition_penalty : x * params->repetition_penalty;
+    if (has_repetition(params))
+        x = x > 0.0F ? x / params->repetition_penalty : x * params->repetition_penalty;
+    return bound(params, x);
 }
 
 /* Each id that was drawn once, whatever its count: the count goes back to 0 behind it. */
@@ -81,7 +94,7 @@ static void penalise_outputs(sampler_workspace *workspace, const sampler_params 
     }
     for (uint32_t i = 0; i < params->output_count; i++) {
         const size_t id = (size_t)params->output_ids[i];
-        if (counts[id] > 0 && id < count)
+        if (counts[id] > 0 && id < count && is_finite(workspace->processed[id]))
             workspace->processed[id] = penalise(params, workspace->processed[id], counts[id]);
         counts[id] = 0;
     }
@@ -100,7 +113,7 @@ const float *sampler_process(sampler_workspace *workspace, const sampler_params 
     }
     for (uint32_t i = 0; i < params->bias_count; i++) {
         const size_t id = (size_t)params->bias_ids[i];
-        if (id < count) x[id] += params->biases[i];
+        if (id < count && is_finite(x[id])) x[id] = bound(params, x[id] + params->biases[i]);
     }
     return x;
 }

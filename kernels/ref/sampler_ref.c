@@ -1,6 +1,7 @@
 /* sampler_draw_ref: the definitions of kernels/sampler.h one after the other. Sorts the whole
  * vocabulary and takes every logarithm; shares only the arithmetic of single values with
  * sampler.c. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -27,8 +28,16 @@ static bool is_among(const int32_t *ids, uint32_t count, uint32_t id) {
     return false;
 }
 
+static float bound(const sampler_params *params, float x) {
+    const bool is_raised = params->temperature < 1.0F;
+    const float limit = is_raised ? 0x1p127F * params->temperature : FLT_MAX;
+    return fmaxf(-limit, fminf(x, limit));
+}
+
 /* Step 1 of the header for one id. */
 static float process(const sampler_params *params, uint32_t id, float x) {
+    if (is_among(params->banned_ids, params->banned_count, id)) return -math_inf_f32();
+    if (!isfinite(x)) return x;
     uint32_t drawn = 0;
     for (uint32_t i = 0; params->output_ids != NULL && i < params->output_count; i++) {
         drawn += (uint32_t)params->output_ids[i] == id;
@@ -38,12 +47,15 @@ static float process(const sampler_params *params, uint32_t id, float x) {
     }
     if (drawn > 0 && params->presence_penalty != 0.0F) x = x - params->presence_penalty;
     const float repetition = params->repetition_penalty;
-    if (drawn > 0 && repetition != 0.0F && repetition != 1.0F) {
+    const bool is_repeated = drawn > 0 && repetition != 0.0F && repetition != 1.0F;
+    if (is_repeated) {
         x = x > 0.0F ? x / repetition : x * repetition;
     }
-    if (is_among(params->banned_ids, params->banned_count, id)) x = -math_inf_f32();
+    const bool is_counted =
+        drawn > 0 && (params->frequency_penalty != 0.0F || params->presence_penalty != 0.0F);
+    if (is_counted || is_repeated) x = bound(params, x);
     for (uint32_t i = 0; i < params->bias_count; i++) {
-        if ((uint32_t)params->bias_ids[i] == id) x = x + params->biases[i];
+        if ((uint32_t)params->bias_ids[i] == id) x = bound(params, x + params->biases[i]);
     }
     return x;
 }

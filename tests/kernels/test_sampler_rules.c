@@ -300,20 +300,46 @@ static void what_cannot_be_drawn_from_is_invalid(void **state) {
         assert_int_equal(draw(b, &params, logits, 3, 0)->status, SAMPLER_OK);
         assert_int_equal(b->result.row.token, 0);
         assert_int_equal(b->result.row.support_count, 1);
-        params.bias_count = 2; /* 3e38 + FLT_MAX is +inf */
-        assert_int_equal(draw(b, &params, logits, 3, 0)->status, SAMPLER_INVALID);
+        params.bias_count = 2; /* 3e38 + FLT_MAX stays in range: two equal ones */
+        assert_int_equal(draw(b, &params, logits, 3, 0)->status, SAMPLER_OK);
+        assert_int_equal(b->result.row.support_count, top_k == 1 ? 1 : 2);
         params.bias_ids = ids + 2;
         params.biases = biases + 2;
         params.bias_count = 1;
         assert_int_equal(draw(b, &params, logits, 3, 0)->status, SAMPLER_OK);
         assert_int_equal(b->result.row.token, 1);
     }
-    /* A division can leave the range as well. */
-    sampler_params params = plain();
-    params.output_ids = ids;
-    params.output_count = 1;
-    params.repetition_penalty = 1e-39F;
-    assert_int_equal(draw(b, &params, logits, 3, 0)->status, SAMPLER_INVALID);
+}
+
+/* What the router lets through can always be drawn from, and as the reference does it. */
+static void penalties_and_biases_never_leave_the_range(void **state) {
+    bench *b = *state;
+    const float logits[4] = {1.0F, 30.0F, -1.0F, 0.0F};
+    const int32_t ids[] = {0, 1, 2, 3};
+    const float up[] = {FLT_MAX, FLT_MAX, FLT_MAX, FLT_MAX};
+    const float down[] = {-FLT_MAX, -FLT_MAX, -FLT_MAX, -FLT_MAX};
+    const float temperatures[] = {1e-6F, 0.7F, 1.0F, FLT_MAX};
+    for (uint32_t turn = 0; turn < 4 * 3 * 3 * 2; turn++) {
+        sampler_params params = plain();
+        params.temperature = temperatures[turn % 4];
+        params.repetition_penalty = turn / 4 % 3 == 0 ? 1.0F : turn / 4 % 3 == 1 ? 1e-45F : 2.0F;
+        params.presence_penalty = params.repetition_penalty == 2.0F ? -2.0F : 0.0F;
+        params.output_ids = ids;
+        params.output_count = 1;
+        params.bias_ids = ids;
+        params.biases = turn / 12 % 3 == 1 ? up : down;
+        params.bias_count = turn / 12 % 3 == 0 ? 0 : 4;
+        params.wants_logprob = 1;
+        params.top_k = turn / 36 == 0 ? 0 : 1;
+        const sampler_row *row = draw(b, &params, logits, 4, 7);
+        assert_int_equal(row->status, SAMPLER_OK);
+        assert_true(row->token_logprob > -2.0F && row->token_logprob <= 0.0F);
+        sampler_result_reset(&b->other);
+        assert_int_equal(sampler_draw_ref(&params, logits, 4, 7, &b->other.row), BT_OK);
+        assert_int_equal(b->other.row.token, row->token);
+        assert_int_equal(math_bits_f32(b->other.row.token_logprob),
+                         math_bits_f32(row->token_logprob));
+    }
 }
 
 /* ---- log-probabilities ----------------------------------------------------------------------- */
@@ -483,6 +509,7 @@ int main(void) {
         cmocka_unit_test(the_product_of_the_frequency_is_fused),
         cmocka_unit_test(bans_and_biases),
         cmocka_unit_test(what_cannot_be_drawn_from_is_invalid),
+        cmocka_unit_test(penalties_and_biases_never_leave_the_range),
         cmocka_unit_test(top_and_chosen_logprobs),
         cmocka_unit_test(the_largest_are_found_in_any_order),
         cmocka_unit_test(bad_parameters_are_refused),

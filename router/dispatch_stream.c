@@ -64,9 +64,12 @@ static const char *check_chunk(const request *r, const request_sample *s, const 
 /* NULL, or what is wrong with the end of a stream. */
 static const char *check_finish(const request *r, const request_sample *s,
                                 const proto_chunk *chunk) {
-    if (row_assembler_pending(&s->rows) != 0) return "the row stream ended inside a row";
+    const bool is_error = chunk->finish == PROTO_FINISH_ERROR;
+    /* Credit ends anywhere in a row, and so does a stream that decode gives up. */
+    if (!is_error && row_assembler_pending(&s->rows) != 0)
+        return "the row stream ended inside a row";
     if (chunk->rows_total != s->rows_handed) return "the row stream has not the rows it should";
-    if (chunk->finish == PROTO_FINISH_ERROR) return NULL;
+    if (is_error) return NULL;
     if (s->rows_handed == 0) return "a finished stream without rows";
     if (chunk->finish == PROTO_FINISH_LENGTH) return NULL;
     for (uint32_t i = 0; i < r->generation.stop_id_count; i++) {

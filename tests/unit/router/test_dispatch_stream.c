@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -192,6 +193,30 @@ static void wrong_ends_are_refused(void **state) {
     }
 }
 
+/* Credit ends anywhere in a row. What decode then says of its reader is what the client hears. */
+static void a_stream_may_be_given_up_inside_a_row(void **state) {
+    (void)state;
+    uint64_t window;
+    dispatch_view view;
+    const proto_attempt attempt = begin(1, false, 8, &window);
+    const size_t bytes = fake_rows(rows, 1, 2);
+    proto_message message = {.kind = PROTO_CHUNK};
+    fake_chunk(n, &decode, attempt, 0, rows, bytes - 1, PROTO_FINISH_NONE, 0);
+    message.chunk.attempt = attempt;
+    message.chunk.offset = bytes - 1;
+    message.chunk.finish = PROTO_FINISH_ERROR;
+    message.chunk.status = BT_ERR_REQUEST_DEADLINE;
+    message.chunk.rows_total = 1;
+    (void)snprintf(message.chunk.text, sizeof message.chunk.text, "the reader took nothing");
+    fake_say(n, decode.streams, &message);
+    const dispatch_end *end = fake_end_of(n, 1, true);
+    assert_int_equal(end->status, BT_ERR_REQUEST_DEADLINE);
+    assert_string_equal(end->text, "the reader took nothing");
+    assert_int_equal(end->rows_total, 1);
+    dispatch_look(n->d, &view);
+    assert_int_equal(view.protocol_errors_total, 0);
+}
+
 static void a_stream_needs_a_row_and_a_true_stop(void **state) {
     (void)state;
     uint64_t window;
@@ -340,6 +365,7 @@ int main(void) {
         TEST(a_row_of_another_mode_is_refused),
         TEST(more_rows_than_asked_for_are_refused),
         TEST(wrong_ends_are_refused),
+        TEST(a_stream_may_be_given_up_inside_a_row),
         TEST(a_stream_needs_a_row_and_a_true_stop),
         TEST(a_chunk_of_a_stranger_closes_the_stranger),
         TEST(the_window_holds_a_row_and_a_frame),

@@ -57,7 +57,9 @@ bt_status decode_sampling_need(decode_core *core, const proto_generation *g) {
 
 uint32_t decode_top_count(const decode_core *core, const proto_generation *g) {
     const uint32_t vocab_size = core->options.vocab_size;
-    return g->top_logprobs < vocab_size ? g->top_logprobs : vocab_size;
+    const bool is_limited = g->vocab_limit != 0 && g->vocab_limit < vocab_size;
+    const uint32_t ids = is_limited ? g->vocab_limit : vocab_size;
+    return g->top_logprobs < ids ? g->top_logprobs : ids;
 }
 
 sampler_params decode_sampling(const decode_core *core, const decode_sample *s) {

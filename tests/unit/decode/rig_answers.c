@@ -98,7 +98,8 @@ static void expect_same(const proto_generation *g, const token_row *got, const s
     assert_memory_equal(&got->token_logprob, &row->token_logprob, sizeof(float));
     assert_memory_equal(&got->selected_logprob, &row->selected_logprob, sizeof(float));
     assert_int_equal(got->support_count, row->support_count);
-    assert_int_equal(got->top_count, g->top_logprobs);
+    assert_int_equal(got->top_count, row->top_count);
+    assert_true(g->vocab_limit != 0 || got->top_count == g->top_logprobs);
     assert_int_equal(got->id_logprob_count, g->logprob_id_count);
     const uint32_t count = got->support_count;
     if (count > 0) assert_memory_equal(got->support_ids, row->support_ids, count * sizeof(int32_t));
@@ -171,7 +172,7 @@ static metadata_row first_row(const rig *r, const rig_attempt *a, uint32_t sampl
         .selected_logprob = row->selected_logprob,
         .support_ids = g->mask_mode != SAMPLER_MASK_OFF ? row->support_ids : NULL,
         .support_logprobs = g->mask_mode == SAMPLER_MASK_SUPPORT ? row->support_logprobs : NULL,
-        .top_count = g->top_logprobs,
+        .top_count = row->top_count,
         .top = top,
         .id_logprob_count = g->logprob_id_count,
         .id_logprobs = row->id_logprobs,

@@ -408,7 +408,7 @@ static void words_that_come_twice_end_the_attempt(void **state) {
 /* Every parameter counts in what the computing draws, also behind a retraction. */
 static void every_parameter_reaches_the_draws(void **state) {
     (void)state;
-    proto_generation cases[9];
+    proto_generation cases[10];
     for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++)
         cases[i] = rig_generation(30, 2);
     cases[0].frequency_penalty = 0.5f;
@@ -426,6 +426,8 @@ static void every_parameter_reaches_the_draws(void **state) {
     cases[8] = cases[7];
     cases[8].mask_mode = SAMPLER_MASK_OFF;
     cases[8].min_new_tokens = 1; /* the first row only, which is prefill's */
+    cases[9].vocab_limit = 3;
+    cases[9].top_logprobs = 5; /* of which there are three */
     for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++) {
         for (uint32_t pages = 5; pages <= 64; pages += 59) {
             rig *r = rig_create(&(rig_options){.pages = pages});

@@ -107,9 +107,13 @@ static bool has_staging(const request *r, const worker *prefill) {
     return r->generation.max_new_tokens == 0 || r->generation.samples <= prefill->ready.rows_total;
 }
 
-static bool can_prefill(const request *r, const worker *w) {
-    return is_prefill_open(w) && has_staging(r, w) &&
+static bool can_ever_prefill(const request *r, const worker *w) {
+    return has_staging(r, w) &&
            dispatch_queue_pages_for(w, r->prompt_tokens) <= w->ready.pages_total;
+}
+
+static bool can_prefill(const request *r, const worker *w) {
+    return is_prefill_open(w) && can_ever_prefill(r, w);
 }
 
 /* Pages that decode takes for it at first: the prompt's, which all samples share, and a copy of the
@@ -222,7 +226,7 @@ static largest find_largest(const dispatch *d, const request *r) {
         out.page_tokens = w->ready.page_tokens;
         if (pages > out.prompt_pages) out.prompt_pages = pages;
         if (w->ready.rows_total > staging) staging = w->ready.rows_total;
-        prefill_fits |= has_staging(r, w) && dispatch_queue_pages_for(w, r->prompt_tokens) <= pages;
+        prefill_fits |= can_ever_prefill(r, w);
     }
     for (uint32_t i = 0; i < d->joined_count[LEG_DECODE]; i++) {
         const worker *w = d->joined[LEG_DECODE][i];
@@ -269,12 +273,21 @@ static bool may_claim(const dispatch *d, const request *r) {
     return r->was_full || (r->generation.samples > 1 && r->generation.max_new_tokens > 0);
 }
 
+/* Whether a prefill that could compute it can hand over to this decode. */
+static bool is_reachable(const dispatch *d, const request *r, const worker *decode) {
+    for (uint32_t i = 0; i < d->joined_count[LEG_PREFILL]; i++) {
+        const worker *w = d->joined[LEG_PREFILL][i];
+        if (can_ever_prefill(r, w) && dispatch_registry_is_pair_ready(d, w, decode)) return true;
+    }
+    return false;
+}
+
 /* The oldest request keeps the decode where it has the least to wait for. */
 static void claim(dispatch *d, request *r) {
     worker *best = NULL;
     for (uint32_t i = 0; i < d->joined_count[LEG_DECODE]; i++) {
         worker *w = d->joined[LEG_DECODE][i];
-        if (!can_ever_hold(r, w)) continue;
+        if (!can_ever_hold(r, w) || !is_reachable(d, r, w)) continue;
         if (best == NULL || free_pages(w) > free_pages(best)) best = w;
     }
     if (best == NULL) return;
@@ -312,6 +325,8 @@ static void try_request(dispatch *d, request *r) {
 
 void dispatch_queue_pump(dispatch *d) {
     request *r = d->queue_first;
+    if (d->claim_request != NULL && !is_reachable(d, d->claim_request, d->claim_decode))
+        dispatch_queue_drop_claim(d, d->claim_request);
     for (int i = 0; i < SCAN_MAX && r != NULL; i++) {
         request *next = r->queue_next;
         if (!is_any_prefill_open(d)) break;

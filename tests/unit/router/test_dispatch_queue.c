@@ -408,6 +408,48 @@ static void samples_are_sequences(void **state) {
     assert_int_equal(next_reserve(&reserve), -1); /* 15 + 15 + 2 */
 }
 
+static void submit_samples(uint64_t id, uint32_t samples) {
+    dispatch_request request;
+    bt_error error;
+    fake_request(id, 1, 1, &request);
+    request.generation.samples = samples;
+    assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+}
+
+/* A decode that no prefill reaches is empty, and would stay so for the one that keeps it. */
+static void a_decode_that_no_prefill_reaches_is_not_kept(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 2, 1000);
+    fake_pair(n, &decodes[0], &prefills[0], BT_ERR_PEER_TIMEOUT);
+    submit_samples(1, 30);
+    assert_int_equal(next_reserve(&reserve), 1);
+    submit_samples(2, 30);
+    submit_samples(3, 1);
+    assert_int_equal(next_reserve(&reserve), -1); /* 30 + 1 would fit, but it is kept */
+    dispatch_cancel(n->d, 1, n->now_us);
+    assert_int_equal(next_reserve(&reserve), 1);
+    assert_int_equal(reserve.generation.samples, 30);
+}
+
+static void a_claim_moves_when_its_pair_breaks(void **state) {
+    (void)state;
+    proto_reserve reserve;
+    build(1, 2, 1000);
+    for (uint64_t id = 1; id <= 2; id++) {
+        submit_samples(id, 30);
+        const int k = next_reserve(&reserve);
+        fake_reserve_samples(n, &decodes[k], reserve.attempt, 30);
+    }
+    submit_samples(3, 30);
+    submit_samples(4, 1);
+    const int other = next_reserve(&reserve);
+    assert_in_range(other, 0, 1);
+    fake_pair(n, &decodes[1 - other], &prefills[0], BT_ERR_PEER_TIMEOUT);
+    submit_samples(5, 1);
+    assert_int_equal(next_reserve(&reserve), -1); /* 30 + 1 + 1 would fit */
+}
+
 /* The other decode is for everybody. */
 static void many_samples_keep_one_decode_only(void **state) {
     (void)state;
@@ -522,6 +564,8 @@ int main(void) {
         TEST(decode_is_charged_for_the_prompt_and_the_tails),
         TEST(samples_are_sequences),
         TEST(many_samples_keep_one_decode_only),
+        TEST(a_decode_that_no_prefill_reaches_is_not_kept),
+        TEST(a_claim_moves_when_its_pair_breaks),
         TEST(more_samples_than_slots_are_refused),
         TEST(the_longest_sequence_is_one_token_more_than_its_pages),
         TEST(a_larger_decode_takes_what_a_smaller_cannot),

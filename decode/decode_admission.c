@@ -70,7 +70,7 @@ static bt_status check_reserve(const decode_core *core, const proto_reserve *r, 
     if (r->attempt.router_incarnation != core->member.session.welcome.router_incarnation) {
         return bt_fail(error, BT_ERR_REQUEST_STALE, "the attempt is of another router incarnation");
     }
-    const bt_status status = proto_generation_check(g, error);
+    bt_status status = proto_generation_check(g, error);
     if (status != BT_OK) return status;
     if (r->prompt_tokens == 0 || g->max_new_tokens == 0 || r->deadline_ms == 0) {
         return bt_fail(error, BT_ERR_REQUEST_INVALID,
@@ -78,12 +78,8 @@ static bt_status check_reserve(const decode_core *core, const proto_reserve *r, 
                        " new tokens and %" PRIu32 " ms",
                        r->prompt_tokens, g->max_new_tokens, r->deadline_ms);
     }
-    for (uint32_t i = 0; i < g->banned_id_count; i++) {
-        if ((uint32_t)g->stop_ids[i] < core->options.vocab_size) continue;
-        return bt_fail(error, BT_ERR_REQUEST_INVALID,
-                       "stop id %" PRId32 " is outside the vocabulary of %" PRIu32, g->stop_ids[i],
-                       core->options.vocab_size);
-    }
+    status = attempt_words_check_bans(g, core->options.vocab_size, error);
+    if (status != BT_OK) return status;
     return check_size(core, r, error);
 }
 

@@ -9,6 +9,17 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words travel as they lie in memory");
 
+bt_status attempt_words_check_bans(const proto_generation *generation, uint32_t vocab_size,
+                                   bt_error *error) {
+    for (uint32_t i = 0; i < generation->banned_id_count; i++) {
+        const int32_t id = generation->stop_ids[i];
+        if (id >= 0 && (uint32_t)id < vocab_size) continue;
+        return bt_fail(error, BT_ERR_REQUEST_INVALID,
+                       "stop id %" PRId32 " is outside the vocabulary of %" PRIu32, id, vocab_size);
+    }
+    return BT_OK;
+}
+
 bt_status attempt_words_init(const proto_generation *generation, uint32_t prompt_tokens,
                              attempt_words *out) {
     const uint32_t count = proto_words(generation, prompt_tokens);

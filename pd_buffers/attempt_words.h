@@ -18,6 +18,10 @@ typedef struct attempt_words {
     uint32_t prompt_tokens, bias_count, logprob_id_count;
 } attempt_words;
 
+/* The ids that travel in the generation itself: REQUEST_INVALID when a banned one is outside the
+ * vocabulary, since a step refuses the whole batch for it. Ids that only stop may be anything. */
+BT_MUST_CHECK bt_status attempt_words_check_bans(const proto_generation *generation,
+                                                 uint32_t vocab_size, bt_error *error);
 /* WORKER_MEMORY; *out is then empty. The counts of *generation are within their limits. */
 BT_MUST_CHECK bt_status attempt_words_init(const proto_generation *generation,
                                            uint32_t prompt_tokens, attempt_words *out);

@@ -13,7 +13,8 @@ static bt_status check_run(prefill_core *core, const proto_run *run, bt_error *e
     if (run->attempt.router_incarnation != core->member.session.welcome.router_incarnation) {
         return bt_fail(error, BT_ERR_REQUEST_STALE, "the attempt is of another router incarnation");
     }
-    const bt_status status = proto_generation_check(&run->generation, error);
+    bt_status status = proto_generation_check(&run->generation, error);
+    if (status == BT_OK) status = attempt_words_check_bans(&run->generation, o->vocab_size, error);
     if (status != BT_OK) return status;
     if (run->prompt_tokens == 0 || run->deadline_ms == 0) {
         return bt_fail(error, BT_ERR_REQUEST_INVALID,

@@ -337,6 +337,15 @@ static void what_never_fits_is_refused_by_name(void **state) {
     g = world_generation(5, SAMPLER_MASK_OFF);
     r = world_reserve(w, world_new_attempt(w), 0, &g, 1);
     expect_refused(&r, BT_ERR_REQUEST_INVALID, "0 prompt tokens");
+    g.banned_id_count = 2;
+    g.stop_ids[1] = WORLD_VOCAB;
+    r = world_reserve(w, world_new_attempt(w), 10, &g, 1);
+    expect_refused(&r, BT_ERR_REQUEST_INVALID, "stop id 5000 is outside the vocabulary of 5000");
+    g.banned_id_count = 1; /* what only stops is never looked up */
+    g.stop_id_count = 2;
+    const proto_attempt good = world_new_attempt(w);
+    assert_int_equal(world_reserve(w, good, 10, &g, 1).status, BT_OK);
+    world_cancel(w, &w->decode, good);
     world_expect_empty(w);
     world_destroy(w);
 }

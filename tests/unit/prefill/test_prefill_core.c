@@ -213,7 +213,7 @@ static proto_run make_run(world *w, uint32_t prompt_tokens) {
 
 static void bad_runs_are_refused_by_name(void **state) {
     (void)state;
-    enum { CASES = 9 };
+    enum { CASES = 10 };
     world *w = world_create(&(world_options){.prefill_pages = 10, .context_tokens = 500});
     world_register(w);
     proto_run runs[CASES];
@@ -228,6 +228,8 @@ static void bad_runs_are_refused_by_name(void **state) {
     runs[6].decode_worker_id = 999;
     runs[7].decode_incarnation = 999;
     runs[8].generation.mask_mode = 7;
+    runs[9].generation.banned_id_count = 2;
+    runs[9].generation.stop_ids[1] = WORLD_VOCAB;
     static const struct {
         bt_status status;
         const char *text;
@@ -236,7 +238,7 @@ static void bad_runs_are_refused_by_name(void **state) {
         {BT_ERR_REQUEST_INVALID, "0 tokens"},       {BT_ERR_REQUEST_INVALID, "0 ms"},
         {BT_ERR_REQUEST_TOO_LARGE, "context"},      {BT_ERR_REQUEST_TOO_LARGE, "11 KV pages"},
         {BT_ERR_PEER_GONE, "999 is not connected"}, {BT_ERR_PEER_GONE, "not connected"},
-        {BT_ERR_REQUEST_INVALID, "mask_mode"},
+        {BT_ERR_REQUEST_INVALID, "mask_mode"},      {BT_ERR_REQUEST_INVALID, "stop id 5000"},
     };
     for (int i = 0; i < CASES; i++) {
         say_run(w, &runs[i], w->prompt, 20 * sizeof(int32_t));

@@ -3,10 +3,10 @@
  * ops table; no sockets, no threads, no clock of its own. One thread (the control thread, or the
  * simulator) makes all calls. An op must not call back into the dispatch (asserted).
  *
- * The way of one request: QUEUED -> (a pair is chosen: prefill with less than two steps of work
- * queued) RESERVING -> RUNNING (RUN is with prefill, rows may come from decode) -> ended. A failure
- * that is the cluster's and not the client's, before any row of any sample was handed on, is
- * retried as a new attempt; after that it is an honest error.
+ * The way of one request: QUEUED -> (a pair is chosen: prefill with less than two steps of
+ * such prompts queued, short or long) RESERVING -> RUNNING (RUN is with prefill, rows may come from
+ * decode) -> ended. A failure that is the cluster's and not the client's, before any row of any
+ * sample was handed on, is retried as a new attempt; after that it is an honest error.
  *
  * A request has n samples of one prompt (proto/message.h), each with a row stream, credit and an
  * end of its own. A sample that fails by itself (its row overflows) or is cancelled does not end

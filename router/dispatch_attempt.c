@@ -59,6 +59,7 @@ static void uncount_load(dispatch *d, request *r) {
     BT_ASSERT(w->queued_tokens >= r->prompt_tokens);
     r->is_load_counted = false;
     w->queued_tokens -= r->prompt_tokens;
+    if (dispatch_queue_is_short(w, r)) w->queued_tokens_short -= r->prompt_tokens;
     if (w->queued_tokens_left > w->queued_tokens) w->queued_tokens_left = w->queued_tokens;
     d->is_queue_dirty = true;
 }
@@ -151,6 +152,7 @@ void dispatch_attempt_begin(dispatch *d, request *r, worker *prefill, worker *de
     add_leg(r, LEG_DECODE, decode);
     r->is_load_counted = true;
     prefill->queued_tokens += r->prompt_tokens;
+    if (dispatch_queue_is_short(prefill, r)) prefill->queued_tokens_short += r->prompt_tokens;
     prefill->queued_tokens_left += r->prompt_tokens;
     r->handoff_deadline_us = dispatch_after_ms(d, d->options.handoff_timeout_ms);
     if (r->handoff_deadline_us > r->deadline_us) r->handoff_deadline_us = r->deadline_us;

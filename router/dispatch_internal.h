@@ -62,6 +62,7 @@ struct worker {
     uint32_t attempt_count;
     uint32_t sample_count;          /* decode: of the attempts, each a row slot and a sequence */
     uint64_t queued_tokens;         /* prefill: prompts assigned and not done */
+    uint64_t queued_tokens_short;   /* of them those of prompts that fit in one step */
     uint64_t queued_tokens_left;    /* the same, less what its last PONG said is computed */
     uint64_t queued_tokens_foreign; /* of other routers, from its last PONG */
     uint64_t pages_used;            /* decode: reserved by attempts of this router */
@@ -240,6 +241,7 @@ void dispatch_queue_on_capacity(dispatch *d, worker *decode);
 void dispatch_queue_forget_worker(dispatch *d, const worker *w);
 void dispatch_queue_drop_claim(dispatch *d, const request *r);
 uint32_t dispatch_queue_pages_for(const worker *w, uint64_t tokens);
+bool dispatch_queue_is_short(const worker *prefill, const request *r);
 
 /* ---- dispatch_attempt.c ---------------------------------------------------------------------- */
 

@@ -1,7 +1,9 @@
 /* The queue and the choice of a pair. Requests are served in the order of submission, retries
- * included; one that fits nowhere now is passed by those that do, but the oldest keeps one decode
- * for itself (the claim), which drains until it fits. Fullness is what a decode answered, not what
- * the router computes: its own numbers only order the candidates, but for the samples that a decode
+ * included; the prompts that fit in one step of a prefill and the longer ones wait each for their
+ * own kind, so that no long prompt stalls a short one here (the prefill shares its steps among
+ * both); one that fits nowhere now is passed by those that do, but the oldest keeps one decode for
+ * itself (the claim), which drains until it fits. Fullness is what a decode answered, not what the
+ * router computes: its own numbers only order the candidates, but for the samples that a decode
  * runs at once. */
 #include <string.h>
 
@@ -98,8 +100,17 @@ static uint64_t free_pages(const worker *decode) {
     return used < decode->ready.pages_total ? decode->ready.pages_total - used : 0;
 }
 
-static bool is_prefill_open(const worker *w) {
-    return queued_tokens(w) < 2ull * w->ready.step_tokens;
+bool dispatch_queue_is_short(const worker *prefill, const request *r) {
+    return r->prompt_tokens <= prefill->ready.step_tokens;
+}
+
+/* Less than two steps of this kind of prompt are queued there. What of the short ones is computed
+ * already is known of all prompts together only. */
+static bool is_prefill_open(const request *r, const worker *w) {
+    const uint64_t left = w->queued_tokens_left;
+    const uint64_t of_short = w->queued_tokens_short < left ? w->queued_tokens_short : left;
+    const uint64_t ours = dispatch_queue_is_short(w, r) ? of_short : left - of_short;
+    return ours + w->queued_tokens_foreign < 2ull * w->ready.step_tokens;
 }
 
 /* Staging slots for the first rows of all samples. */
@@ -113,7 +124,7 @@ static bool can_ever_prefill(const request *r, const worker *w) {
 }
 
 static bool can_prefill(const request *r, const worker *w) {
-    return is_prefill_open(w) && can_ever_prefill(r, w);
+    return is_prefill_open(r, w) && can_ever_prefill(r, w);
 }
 
 /* Pages that decode takes for it at first: the prompt's, which all samples share, and a copy of the
@@ -297,9 +308,9 @@ static void claim(dispatch *d, request *r) {
 
 /* ---- the pump -------------------------------------------------------------------------------- */
 
-static bool is_any_prefill_open(const dispatch *d) {
+static bool is_any_prefill_open(const dispatch *d, const request *r) {
     for (uint32_t i = 0; i < d->joined_count[LEG_PREFILL]; i++) {
-        if (is_prefill_open(d->joined[LEG_PREFILL][i])) return true;
+        if (is_prefill_open(r, d->joined[LEG_PREFILL][i])) return true;
     }
     return false;
 }
@@ -329,9 +340,9 @@ void dispatch_queue_pump(dispatch *d) {
         dispatch_queue_drop_claim(d, d->claim_request);
     for (int i = 0; i < SCAN_MAX && r != NULL; i++) {
         request *next = r->queue_next;
-        if (!is_any_prefill_open(d)) break;
         /* A saturated cluster costs one look per request, not one per pair. */
-        if (r->generation.max_new_tokens == 0 || is_any_decode_open(d)) try_request(d, r);
+        const bool is_open = r->generation.max_new_tokens == 0 || is_any_decode_open(d);
+        if (is_open && is_any_prefill_open(d, r)) try_request(d, r);
         r = next;
     }
     /* Also when an attempt could not be begun (memory) and its request is back in the queue: the

@@ -83,6 +83,40 @@ static void prefill_is_given_less_than_two_steps(void **state) {
     assert_int_equal(queued(), 0);
 }
 
+/* Two steps of each kind: short prompts go to a prefill that has long ones, and the other way. */
+static void long_and_short_prompts_wait_for_their_own_kind(void **state) {
+    (void)state;
+    fake_worker *const workers[] = {&prefills[0], &decodes[0]};
+    proto_reserve reserve;
+    build(1, 1, 1000);
+    fake_submit(n, 1, 8 * FAKE_STEP_TOKENS, 4);
+    assert_int_equal(next_reserve(&reserve), 0);
+    const proto_attempt first = reserve.attempt;
+    fake_reserve_reply(n, &decodes[0], first, BT_OK);
+    fake_submit(n, 2, FAKE_STEP_TOKENS + 1, 4);
+    assert_int_equal(next_reserve(&reserve), -1);
+    for (uint64_t id = 3; id <= 5; id++) {
+        fake_submit(n, id, FAKE_STEP_TOKENS, 4);
+        assert_int_equal(next_reserve(&reserve), id < 5 ? 0 : -1);
+    }
+    assert_int_equal(queued(), 2);
+    /* The short ones are not with prefill yet. */
+    prefills[0].queued_tokens = 2 * FAKE_STEP_TOKENS;
+    fake_live(n, 200, workers, 2);
+    assert_int_equal(next_reserve(&reserve), -1);
+    prefills[0].queued_tokens = 2 * FAKE_STEP_TOKENS - 1;
+    fake_live(n, 200, workers, 2);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(reserve.prompt_tokens, FAKE_STEP_TOKENS + 1);
+    assert_int_equal(next_reserve(&reserve), -1);
+    fake_done(n, &prefills[0], first, BT_OK);
+    assert_int_equal(next_reserve(&reserve), -1);
+    dispatch_cancel(n->d, 3, n->now_us);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(reserve.prompt_tokens, FAKE_STEP_TOKENS);
+    assert_int_equal(queued(), 0);
+}
+
 /* What a worker holds without the router's doing shows: a leak of either side can be seen. */
 static void a_pong_tells_what_is_held(void **state) {
     (void)state;
@@ -115,15 +149,15 @@ static void a_pong_tells_what_is_computed(void **state) {
     fake_submit(n, 1, 1000, 4); /* many steps */
     assert_int_equal(next_reserve(&reserve), 0);
     fake_reserve_reply(n, &decodes[0], reserve.attempt, BT_OK);
-    fake_submit(n, 2, 100, 4);
+    fake_submit(n, 2, 150, 4);
     prefills[0].queued_tokens = 300;
     fake_live(n, 200, workers, 2);
     assert_int_equal(next_reserve(&reserve), -1);
     prefills[0].queued_tokens = 200;
     fake_live(n, 200, workers, 2);
     assert_int_equal(next_reserve(&reserve), 0);
-    /* What was just given is not in the PONG yet and counts all the same: 200 + 100. */
-    fake_submit(n, 3, 100, 4);
+    /* What was just given is not in the PONG yet and counts all the same: 200 + 150. */
+    fake_submit(n, 3, 150, 4);
     fake_live(n, 200, workers, 2);
     assert_int_equal(next_reserve(&reserve), -1);
 }
@@ -547,6 +581,7 @@ static void only_ready_pairs_are_used(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(prefill_is_given_less_than_two_steps),
+        TEST(long_and_short_prompts_wait_for_their_own_kind),
         TEST(a_pong_tells_what_is_held),
         TEST(a_pong_tells_what_is_computed),
         TEST(load_of_others_counts_too),

@@ -66,7 +66,13 @@ static bt_status read_kind(const model_settings *rope, const char *where, model_
                        "%s: %s has rope_type '%.64s' and type '%.64s'", rope->path, where, new_type,
                        old_type);
     }
-    const char *type = new_type != NULL ? new_type : old_type != NULL ? old_type : "default";
+    const char *type = new_type != NULL ? new_type : old_type;
+    const json_t *factor = json_object_get(rope->object, "factor");
+    if (type == NULL && factor != NULL && !json_is_null(factor)) {
+        return bt_fail(rope->error, BT_ERR_CALLER_FILE, "%s: %s has a factor and no rope_type",
+                       rope->path, where);
+    }
+    if (type == NULL) type = "default";
     for (size_t i = 0; i < BT_ARRAY_COUNT(kinds); i++) {
         if (strcmp(type, kinds[i].name) != 0) continue;
         *out = kinds[i].kind;

@@ -122,6 +122,8 @@ static void config_variants_are_refused(void **state) {
         {LLAMA, "\"rope_scaling\": null",
          "\"rope_scaling\": {\"rope_type\": \"yarn\", \"type\": \"linear\", \"factor\": 2}",
          FILE_ERROR, "rope_type 'yarn' and type 'linear'"},
+        {LLAMA, "\"rope_scaling\": null", "\"rope_scaling\": {\"factor\": 2}", FILE_ERROR,
+         "rope_scaling has a factor and no rope_type"},
         {LLAMA, "\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": 4}", FILE_ERROR,
          "rope_type is missing or not a string"},
         {LLAMA, "\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"linear\"}",

@@ -83,6 +83,13 @@ static bt_status check_reserve(const decode_core *core, const proto_reserve *r, 
     return check_size(core, r, error);
 }
 
+/* Nobody here has pages or will want any: rows that wait for a slow reader hold up nothing. */
+static bool is_alone(const decode_core *core) {
+    for (uint32_t i = 0; i < core->order_count; i++)
+        if (core->order[i]->state != DECODE_DRAINING) return false;
+    return true;
+}
+
 /* What is here may go on growing for a while before it has to retract anything: for each sample
  * that can still grow one page stays free, and nothing new comes in while a retracted one waits.
  * Who has the worker to itself needs no more than its prompt. */
@@ -107,7 +114,7 @@ static bt_status check_room(const decode_core *core, const proto_reserve *r, bt_
         return bt_fail(error, BT_ERR_REQUEST_FULL, "a retracted sample waits for KV pages");
     }
     uint32_t growth = 0;
-    if (core->order_count > 0) {
+    if (!is_alone(core)) {
         growth =
             decode_growth_reserve(core) + decode_growth_of(core, r->prompt_tokens, &r->generation);
     }

@@ -92,6 +92,49 @@ static void room_for_growth_is_kept(void **state) {
     rig_destroy(r);
 }
 
+/* Who is alone needs its prompt's pages alone; a reader that is slow to take what is drawn, for as
+ * long as it likes, is no company. */
+static void a_slow_reader_needs_no_room(void **state) {
+    (void)state;
+    rig *r = rig_create(&(rig_options){.pages = 4});
+    const proto_generation few = rig_generation(2, 1);
+    const rig_attempt *slow = rig_start(r, 8, &few, 1);
+    rig_settle(r);
+    assert_int_equal(rig_sample(r, slow, 0)->state, DECODE_DRAINING);
+    const proto_generation many = rig_generation(20, 3); /* 3 pages, 5 more to grow */
+    const rig_attempt *a = rig_start(r, 40, &many, UINT64_MAX);
+    rig_settle(r);
+    for (uint32_t i = 0; i < 3; i++)
+        rig_expect_answer(r, a, i);
+    rig_credit(r, slow, 0, 1 << 20);
+    rig_settle(r);
+    rig_expect_answer(r, slow, 0);
+    rig_destroy(r);
+}
+
+/* One that runs keeps room, too, up to its last page. */
+static void who_runs_keeps_room_for_its_last_page(void **state) {
+    (void)state;
+    rig *r = rig_create(&(rig_options){.pages = 8});
+    r->is_compute_held = true;
+    const proto_generation g = rig_generation(24, 1); /* 63 tokens are consumed: 4 pages */
+    const proto_generation one = rig_generation(1, 1);
+    const rig_attempt *a = rig_start(r, 40, &g, UINT64_MAX);
+    rig_settle(r);
+    rig_attempt *five = rig_add(r, 16 * 5, &one);
+    assert_int_equal(rig_reserve(r, five, 1), BT_ERR_REQUEST_FULL);
+    assert_non_null(strstr(five->answer.text, "5 KV pages are needed and 1 for growth, 5 are"));
+    while (rig_sample(r, a, 0)->page_count < 4)
+        rig_run_steps(r, 1);
+    rig_attempt *four = rig_add(r, 16 * 4, &one);
+    assert_int_equal(rig_reserve(r, four, 1), BT_OK); /* all that are left */
+    rig_cancel(r, four, PROTO_ALL_SAMPLES);
+    r->is_compute_held = false;
+    rig_settle(r);
+    rig_expect_answer(r, a, 0);
+    rig_destroy(r);
+}
+
 /* Samples count with their growth, and the further ones with the copy of the tail. */
 static void room_for_tails_is_kept(void **state) {
     (void)state;
@@ -487,6 +530,8 @@ int main(void) {
         cmocka_unit_test(pages_come_with_the_tokens),
         cmocka_unit_test(a_pool_of_exactly_one_sequence_is_enough),
         cmocka_unit_test(room_for_growth_is_kept),
+        cmocka_unit_test(who_runs_keeps_room_for_its_last_page),
+        cmocka_unit_test(a_slow_reader_needs_no_room),
         cmocka_unit_test(room_for_tails_is_kept),
         cmocka_unit_test(the_youngest_gives_way_and_comes_back),
         cmocka_unit_test(recomputing_does_not_stall_the_others),

@@ -92,26 +92,6 @@ static void room_for_growth_is_kept(void **state) {
     rig_destroy(r);
 }
 
-/* Who is alone needs its prompt's pages alone; a reader that is slow to take what is drawn, for as
- * long as it likes, is no company. */
-static void a_slow_reader_needs_no_room(void **state) {
-    (void)state;
-    rig *r = rig_create(&(rig_options){.pages = 4});
-    const proto_generation few = rig_generation(2, 1);
-    const rig_attempt *slow = rig_start(r, 8, &few, 1);
-    rig_settle(r);
-    assert_int_equal(rig_sample(r, slow, 0)->state, DECODE_DRAINING);
-    const proto_generation many = rig_generation(20, 3); /* 3 pages, 5 more to grow */
-    const rig_attempt *a = rig_start(r, 40, &many, UINT64_MAX);
-    rig_settle(r);
-    for (uint32_t i = 0; i < 3; i++)
-        rig_expect_answer(r, a, i);
-    rig_credit(r, slow, 0, 1 << 20);
-    rig_settle(r);
-    rig_expect_answer(r, slow, 0);
-    rig_destroy(r);
-}
-
 /* One that runs keeps room, too, up to its last page. */
 static void who_runs_keeps_room_for_its_last_page(void **state) {
     (void)state;
@@ -525,13 +505,65 @@ static void waiting_for_the_next_page_has_a_deadline(void **state) {
     rig_destroy(r);
 }
 
+/* Each wait has its own. */
+static void a_page_that_came_ends_the_wait_for_it(void **state) {
+    (void)state;
+    rig *r = rig_create(&(rig_options){.pages = 6, .pages_us = 2000 * 1000});
+    const proto_generation g = rig_generation(60, 1); /* six pages in the end */
+    const proto_generation one = rig_generation(1, 1);
+    const rig_attempt *a = rig_start(r, 32, &g, UINT64_MAX);
+    rig_attempt *hogs[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        hogs[i] = rig_add(r, 16, &one);
+        assert_int_equal(rig_reserve(r, hogs[i], 1), BT_OK);
+    }
+    rig_settle(r);
+    assert_int_equal(rig_sample(r, a, 0)->page_count, 4);
+    rig_advance(r, 1500 * 1000);
+    rig_cancel(r, hogs[0], 0);
+    rig_settle(r);
+    assert_int_equal(rig_sample(r, a, 0)->page_count, 5);
+    rig_advance(r, 2000 * 1000 - RIG_TICK_US);
+    assert_int_equal(rig_view(r).running, 1);
+    rig_cancel(r, hogs[1], 0);
+    rig_settle(r);
+    rig_expect_answer(r, a, 0);
+    rig_destroy(r);
+}
+
+/* Behind the reader's deadline, when its rows have room again, stands that of the pages. */
+static void who_has_room_again_waits_for_pages_anew(void **state) {
+    (void)state;
+    rig *r =
+        rig_create(&(rig_options){.pages = 70, .context_tokens = 2048, .pages_us = 2000 * 1000});
+    const proto_generation g = rig_generation(RIG_ROWS_MAX, 1);
+    const proto_generation one = rig_generation(1, 1);
+    const rig_attempt *slow = rig_start(r, 20, &g, 1);
+    rig_settle(r);
+    const rig_attempt *fast = rig_start(r, 20, &g, UINT64_MAX);
+    rig_settle(r);
+    rig_expect_answer(r, fast, 0);
+    assert_int_equal(rig_sample(r, slow, 0)->state, DECODE_RETRACTED);
+    rig_advance(r, 59 * 1000 * 1000);
+    rig_attempt *hog = rig_add(r, 70 * 16, &one);
+    assert_int_equal(rig_reserve(r, hog, 1), BT_OK);
+    rig_credit(r, slow, 0, UINT64_MAX);
+    rig_settle(r);
+    assert_false(rig_sample(r, slow, 0)->lacks_room);
+    rig_advance(r, 2000 * 1000 - RIG_TICK_US);
+    rig_expect_silence(slow, 0);
+    rig_advance(r, RIG_TICK_US);
+    rig_expect_error(r, slow, 0, BT_ERR_REQUEST_DEADLINE, "for KV pages");
+    rig_cancel(r, hog, 0);
+    rig_destroy(r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_come_with_the_tokens),
         cmocka_unit_test(a_pool_of_exactly_one_sequence_is_enough),
         cmocka_unit_test(room_for_growth_is_kept),
         cmocka_unit_test(who_runs_keeps_room_for_its_last_page),
-        cmocka_unit_test(a_slow_reader_needs_no_room),
         cmocka_unit_test(room_for_tails_is_kept),
         cmocka_unit_test(the_youngest_gives_way_and_comes_back),
         cmocka_unit_test(recomputing_does_not_stall_the_others),
@@ -549,6 +581,8 @@ int main(void) {
         cmocka_unit_test(a_reservation_that_is_ready_can_be_retracted),
         cmocka_unit_test(waiting_for_pages_has_a_deadline),
         cmocka_unit_test(waiting_for_the_next_page_has_a_deadline),
+        cmocka_unit_test(a_page_that_came_ends_the_wait_for_it),
+        cmocka_unit_test(who_has_room_again_waits_for_pages_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "proto/row_stream.h"
 #include "rig.h"
 
 static void expect_refused(const rig_attempt *a, bt_status status, const char *text) {
@@ -182,6 +183,26 @@ static void credit_is_a_samples_own(void **state) {
     rig_destroy(r);
 }
 
+/* Credit may end anywhere in a block of rows: at the end of one, too. */
+static void whole_rows_are_counted_when_a_reader_is_given_up(void **state) {
+    (void)state;
+    static const uint64_t extra[] = {0, 1, ROW_RECORD_HEADER_BYTES - 1};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(extra); i++) {
+        rig *r = rig_create(NULL);
+        proto_generation g = rig_generation(10, 1);
+        g.mask_mode = SAMPLER_MASK_OFF;
+        const rig_attempt *a = rig_start(r, 20, &g, ROW_RECORD_HEADER_BYTES);
+        rig_settle(r);
+        rig_credit(r, a, 0, 2 * ROW_RECORD_HEADER_BYTES + extra[i]);
+        rig_settle(r);
+        assert_int_equal(rig_sample(r, a, 0)->state, DECODE_DRAINING);
+        rig_advance(r, DECODE_PARK_US + RIG_TICK_US);
+        rig_expect_error(r, a, 0, BT_ERR_REQUEST_DEADLINE, "took nothing in time");
+        assert_int_equal(a->streams[0].last.rows_total, 3);
+        rig_destroy(r);
+    }
+}
+
 /* ---- cancels --------------------------------------------------------------------------------- */
 
 static void samples_cancelled_during_the_handoff_never_start(void **state) {
@@ -278,6 +299,26 @@ static void places_are_all_or_nothing(void **state) {
     assert_int_equal(rig_reserve(r, b, 1), BT_OK);
     rig_cancel(r, a, PROTO_ALL_SAMPLES);
     rig_cancel(r, b, PROTO_ALL_SAMPLES);
+    rig_destroy(r);
+}
+
+/* Who is alone needs its prompt's pages alone; a reader that is slow to take what is drawn, for as
+ * long as it likes, is no company. */
+static void a_slow_reader_needs_no_room(void **state) {
+    (void)state;
+    rig *r = rig_create(&(rig_options){.pages = 4});
+    const proto_generation few = rig_generation(2, 1);
+    const rig_attempt *slow = rig_start(r, 8, &few, 1);
+    rig_settle(r);
+    assert_int_equal(rig_sample(r, slow, 0)->state, DECODE_DRAINING);
+    const proto_generation many = rig_generation(20, 3); /* 3 pages, 5 more to grow */
+    const rig_attempt *a = rig_start(r, 40, &many, UINT64_MAX);
+    rig_settle(r);
+    for (uint32_t i = 0; i < 3; i++)
+        rig_expect_answer(r, a, i);
+    rig_credit(r, slow, 0, 1 << 20);
+    rig_settle(r);
+    rig_expect_answer(r, slow, 0);
     rig_destroy(r);
 }
 
@@ -469,10 +510,12 @@ int main(void) {
         cmocka_unit_test(two_failed_rows_leave_one_sample_without_sharing),
         cmocka_unit_test(one_new_token_needs_no_pages),
         cmocka_unit_test(credit_is_a_samples_own),
+        cmocka_unit_test(whole_rows_are_counted_when_a_reader_is_given_up),
         cmocka_unit_test(samples_cancelled_during_the_handoff_never_start),
         cmocka_unit_test(the_last_cancelled_sample_ends_the_reservation),
         cmocka_unit_test(an_attempt_is_cancelled_with_samples_in_a_step),
         cmocka_unit_test(places_are_all_or_nothing),
+        cmocka_unit_test(a_slow_reader_needs_no_room),
         cmocka_unit_test(many_samples_may_need_more_pages_than_there_are),
         cmocka_unit_test(words_may_come_at_any_time),
         cmocka_unit_test(words_that_never_come_end_by_the_deadline),

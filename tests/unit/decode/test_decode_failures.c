@@ -92,25 +92,39 @@ static void a_row_that_does_not_fit_the_request_is_no_token(void **state) {
     }
 }
 
-typedef enum row_kind { ROW_FITS, ROW_TOKEN_OUTSIDE, ROW_SUPPORT_OUTSIDE, ROW_KINDS } row_kind;
+typedef enum row_kind {
+    ROW_FITS,
+    ROW_TOKEN_OUTSIDE,
+    ROW_SUPPORT_OUTSIDE,
+    ROW_TOP_OUTSIDE,
+    ROW_KINDS,
+} row_kind;
 
 /* What the first row of a prompt would be for decode, whose vocabulary is half of prefill's. */
 static row_kind kind_of_first_row(const world *w, const proto_generation *g, uint32_t prompt) {
     int32_t ids[WORLD_SUPPORT_MAX];
     float logprobs[WORLD_SUPPORT_MAX];
-    sampler_row row = {.support_ids = ids, .support_logprobs = logprobs};
-    const sampler_params params = world_sampling(w, g);
+    sampler_top top[WORLD_SUPPORT_MAX];
+    sampler_row row = {.support_ids = ids, .support_logprobs = logprobs, .top = top};
+    sampler_params params = world_sampling(w, g);
+    params.wants_logprob = g->wants_logprob;
+    params.top_logprobs = g->top_logprobs;
+    assert_true(g->top_logprobs <= WORLD_SUPPORT_MAX);
     assert_int_equal(compute_sim_expect(&w->prefill.sim, &params, w->prompt, prompt, 1, &row), 1);
     if (row.token >= WORLD_VOCAB) return ROW_TOKEN_OUTSIDE;
     for (uint32_t i = 0; i < row.support_count; i++)
         if (ids[i] >= WORLD_VOCAB) return ROW_SUPPORT_OUTSIDE;
+    for (uint32_t i = 0; i < row.top_count; i++)
+        if (top[i].id >= WORLD_VOCAB) return ROW_TOP_OUTSIDE;
     return ROW_FITS;
 }
 
 static void a_row_outside_the_vocabulary_is_no_token(void **state) {
     (void)state;
     enum { PROMPT = 30, TRIES_MAX = 200000 };
-    const proto_generation g = world_generation(2, SAMPLER_MASK_SUPPORT);
+    proto_generation g = world_generation(2, SAMPLER_MASK_SUPPORT);
+    g.wants_logprob = 1;
+    g.top_logprobs = 2;
     for (int kind = ROW_FITS; kind < ROW_KINDS; kind++) {
         world *w = world_create(&(world_options){.prefill_vocab = 2 * WORLD_VOCAB});
         world_register(w);

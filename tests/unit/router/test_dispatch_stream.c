@@ -217,6 +217,21 @@ static void a_stream_may_be_given_up_inside_a_row(void **state) {
     assert_int_equal(view.protocol_errors_total, 0);
 }
 
+/* Until decode has proven it, what prefill says of the transfer counts. */
+static void a_transfer_that_fails_is_tried_again_at_once(void **state) {
+    (void)state;
+    uint64_t window;
+    dispatch_view view;
+    const proto_attempt first = begin(1, false, 8, &window);
+    fake_done(n, &prefill, first, BT_OK);
+    fake_done(n, &prefill, first, BT_ERR_PEER_TIMEOUT);
+    assert_false(proto_attempt_equal(first, fake_run(n, &prefill, &decode)));
+    assert_null(fake_end_of(n, 1, false));
+    dispatch_look(n->d, &view);
+    assert_int_equal(view.retries_total, 1);
+    assert_int_equal(view.protocol_errors_total, 0);
+}
+
 static void a_stream_needs_a_row_and_a_true_stop(void **state) {
     (void)state;
     uint64_t window;
@@ -366,6 +381,7 @@ int main(void) {
         TEST(more_rows_than_asked_for_are_refused),
         TEST(wrong_ends_are_refused),
         TEST(a_stream_may_be_given_up_inside_a_row),
+        TEST(a_transfer_that_fails_is_tried_again_at_once),
         TEST(a_stream_needs_a_row_and_a_true_stop),
         TEST(a_chunk_of_a_stranger_closes_the_stranger),
         TEST(the_window_holds_a_row_and_a_frame),

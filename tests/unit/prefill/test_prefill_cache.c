@@ -197,6 +197,31 @@ static void who_shares_a_beginning_waits_for_that_alone(void **state) {
     world_destroy(w);
 }
 
+/* It waits for no pages of the pool, so that nothing is kept for it. */
+static void who_waits_for_what_another_computes_is_passed_freely(void **state) {
+    (void)state;
+    world *w = make_world(256);
+    const proto_generation none = world_generation(0, SAMPLER_MASK_OFF);
+    w->prefill.is_compute_held = true;
+    for (int i = 0; i < 2; i++)
+        world_run(w, world_new_attempt(w), &(proto_reservation){0}, 1000, &none, 1000);
+    for (uint32_t i = 0; i <= PREFILL_PASSES_MAX; i++) {
+        prompts_fill(w, 0, 10, 100 + i);
+        const proto_attempt small = world_new_attempt(w);
+        world_run(w, small, &(proto_reservation){0}, 10, &none, 10);
+        for (int step = 0; step < 2; step++) {
+            assert_true(compute_sim_poll(w->prefill.compute, w->now_us));
+            world_settle(w);
+        }
+        (void)prompts_expect_done(w, small, BT_OK);
+        assert_int_equal(world_prefill_view(w).queued, 1); /* the second of the long ones */
+    }
+    w->prefill.is_compute_held = false;
+    world_settle(w);
+    world_expect_empty(w);
+    world_destroy(w);
+}
+
 static void when_the_one_that_computes_ends_another_goes_on(void **state) {
     (void)state;
     world *w = make_world(64);
@@ -437,6 +462,7 @@ int main(void) {
         cmocka_unit_test(other_weights_empty_the_cache),
         cmocka_unit_test(prompts_alike_at_the_same_time_are_computed_once),
         cmocka_unit_test(who_shares_a_beginning_waits_for_that_alone),
+        cmocka_unit_test(who_waits_for_what_another_computes_is_passed_freely),
         cmocka_unit_test(when_the_one_that_computes_ends_another_goes_on),
         cmocka_unit_test(cached_pages_are_free_for_whoever_needs_them),
         cmocka_unit_test(what_is_in_use_is_not_evicted),

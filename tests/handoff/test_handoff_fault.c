@@ -125,7 +125,7 @@ static void every_allocation_of_an_attempt_may_fail(void **state) {
         }
         bt_fault_set(BT_FAULT_ALLOC, nth);
         const bt_status begun =
-            end_send(d->prefill, &the_sample, d->decode_peer, (row_slot){0, 1}, 1u << 30, 4);
+            end_send(d->prefill, &the_sample, d->decode_peer, &(row_slot){0, 1}, 1u << 30, 4);
         bt_fault_set(BT_FAULT_ALLOC, 0);
         if (begun != BT_OK) {
             assert_int_equal(begun, BT_ERR_WORKER_MEMORY);

@@ -8,14 +8,11 @@
  * that keeps every comparison right. */
 #include "base/json_number.h"
 
-#include <assert.h>
 #include <stdbool.h>
 #include <string.h>
 
 #include "base/compiler.h"
 #include "base/json_number_internal.h"
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "eight digits are stored as one word");
 
 /* digits * 10^exponent, digits in [1, 10^17). */
 typedef struct decimal {
@@ -89,18 +86,6 @@ static inline decimal shortest(uint64_t c, int q, bool is_uneven) {
     return (decimal){digits ^ ((digits ^ digits_of_ten) & (0U - has_ten)), k + (int)has_ten};
 }
 
-/* Eight digits of x < 10^8 as bytes 0..9, the first one lowest: halves of four digits, then of two,
- * then of one, side by side in one word. */
-static inline uint64_t eight_digits(uint32_t x) {
-    const uint64_t fours = x / 10000U | (uint64_t)(x % 10000U) << 32;
-    const uint64_t hundreds = (fours * 10486U >> 20) & 0x0000007f0000007fU;
-    const uint64_t twos = hundreds | (fours - 100U * hundreds) << 16;
-    const uint64_t tens = (twos * 103U >> 10) & 0x000f000f000f000fU;
-    return tens | (twos - 10U * tens) << 8;
-}
-
-static const uint64_t ASCII_ZEROS = 0x3030303030303030U;
-
 static inline unsigned leading_zero_bytes(uint64_t word) {
     return (unsigned)__builtin_clzll(word) / 8U;
 }
@@ -124,8 +109,8 @@ static inline digit_text spell(decimal d) {
     const unsigned count = count_digits(d.digits);
     const uint64_t padded = d.digits * powers_of_ten[DIGITS_MAX - count];
     const uint32_t first_nine = (uint32_t)(padded / 100000000U);
-    const uint64_t next = eight_digits(first_nine % 100000000U);
-    const uint64_t last = eight_digits((uint32_t)(padded % 100000000U));
+    const uint64_t next = bt_json_eight_digits(first_nine % 100000000U);
+    const uint64_t last = bt_json_eight_digits((uint32_t)(padded % 100000000U));
     unsigned significant = 1;
     if (last != 0) {
         significant = 17U - leading_zero_bytes(last);
@@ -134,8 +119,8 @@ static inline digit_text spell(decimal d) {
     }
     return (digit_text){
         .first = (char)('0' + first_nine / 100000000U),
-        .next = next + ASCII_ZEROS,
-        .last = last + ASCII_ZEROS,
+        .next = next + BT_JSON_ZEROS,
+        .last = last + BT_JSON_ZEROS,
         .significant = significant,
         .point = d.exponent + (int)count,
     };
@@ -216,21 +201,17 @@ size_t bt_json_double(char *out, double value) {
     return sign + write_scientific(out, &text);
 }
 
-size_t bt_json_float(char *out, float value) {
-    return bt_json_double(out, (double)value);
-}
-
 /* x < 10^8 without zeros in front. */
 static inline size_t write_short(char *out, uint32_t x) {
-    const uint64_t digits = eight_digits(x);
+    const uint64_t digits = bt_json_eight_digits(x);
     const unsigned skip = x == 0 ? 7U : (unsigned)__builtin_ctzll(digits) / 8U;
-    const uint64_t text = (digits + ASCII_ZEROS) >> 8U * skip;
+    const uint64_t text = (digits + BT_JSON_ZEROS) >> 8U * skip;
     memcpy(out, &text, sizeof text);
     return 8U - skip;
 }
 
 static inline void write_eight(char *out, uint32_t x) {
-    const uint64_t text = eight_digits(x) + ASCII_ZEROS;
+    const uint64_t text = bt_json_eight_digits(x) + BT_JSON_ZEROS;
     memcpy(out, &text, sizeof text);
 }
 
@@ -252,4 +233,13 @@ size_t bt_json_int(char *out, int64_t value) {
     }
     write_eight(out + length, last);
     return sign + length + 8;
+}
+
+size_t bt_json_ints(char *out, const int32_t *values, size_t count) {
+    char *end = out;
+    for (size_t i = 0; i < count; i++) {
+        end += bt_json_int(end, values[i]);
+        *end++ = ',';
+    }
+    return count > 0 ? (size_t)(end - out) - 1U : 0U;
 }

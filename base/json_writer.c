@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 
-enum { FIRST_BYTES = 256 };
+enum { FIRST_BYTES = 256, PORTION = 256 /* numbers */ };
 
 void bt_text_init(bt_text *text, size_t bytes_max) {
     memset(text, 0, sizeof(*text));
@@ -145,7 +145,30 @@ void bt_json_add_double(bt_text *text, double value) {
 }
 
 void bt_json_add_float(bt_text *text, float value) {
-    bt_json_add_double(text, (double)value);
+    char *room = bt_text_reserve(text, BT_JSON_NUMBER_ROOM);
+    if (room != NULL) end_number(text, bt_json_float(room, value));
+}
+
+void bt_json_add_floats(bt_text *text, const float *values, size_t count) {
+    for (size_t done = 0; done < count; done += PORTION) {
+        const size_t part = count - done < PORTION ? count - done : PORTION;
+        char *room = bt_text_reserve(text, bt_json_floats_room(part));
+        if (room == NULL) return;
+        size_t bytes = bt_json_floats(room, values + done, part);
+        if (done + part < count) room[bytes++] = ',';
+        end_number(text, bytes);
+    }
+}
+
+void bt_json_add_ints(bt_text *text, const int32_t *values, size_t count) {
+    for (size_t done = 0; done < count; done += PORTION) {
+        const size_t part = count - done < PORTION ? count - done : PORTION;
+        char *room = bt_text_reserve(text, bt_json_ints_room(part));
+        if (room == NULL) return;
+        size_t bytes = bt_json_ints(room, values + done, part);
+        if (done + part < count) room[bytes++] = ',';
+        end_number(text, bytes);
+    }
 }
 
 void bt_json_add_bool(bt_text *text, bool value) {

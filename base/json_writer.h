@@ -41,6 +41,10 @@ void bt_json_add_int(bt_text *text, int64_t value);
 void bt_json_add_double(bt_text *text, double value);
 /* A float widened to double. */
 void bt_json_add_float(bt_text *text, float value);
+/* Lists with a comma between each two and without brackets. They ask for room in portions, of 256
+ * numbers as long as they can be, so the limit may be met that much early. */
+void bt_json_add_floats(bt_text *text, const float *values, size_t count);
+void bt_json_add_ints(bt_text *text, const int32_t *values, size_t count);
 void bt_json_add_bool(bt_text *text, bool value);
 
 #endif

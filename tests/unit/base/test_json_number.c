@@ -1,4 +1,6 @@
-/* Numbers as JSON text: recorded texts of orjson, and the rule itself over every exponent. */
+/* Numbers as JSON text: recorded texts of orjson, and the rule itself over every exponent; floats
+ * also against digests of the texts that Python makes. With --all every float there is: that its
+ * text is the double's, made in another way, and reads back. */
 #include "base/json_number.h"
 
 #include <math.h>
@@ -253,9 +255,176 @@ static void integers(void **state) {
     bt_free(room);
 }
 
-int main(void) {
+/* ---- floats ---------------------------------------------------------------------------------- */
+
+enum { PORTION = 512 };
+
+static float float_from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* CRC-32 as zlib has it. */
+static uint32_t add_crc(uint32_t crc, const char *bytes, size_t count) {
+    static uint32_t table[256];
+    if (table[1] == 0)
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t x = i;
+            for (int bit = 0; bit < 8; bit++)
+                x = (x >> 1) ^ (0xedb88320U & (0U - (x & 1U)));
+            table[i] = x;
+        }
+    crc = ~crc;
+    for (size_t i = 0; i < count; i++)
+        crc = (crc >> 8) ^ table[(crc ^ (unsigned char)bytes[i]) & 255U];
+    return ~crc;
+}
+
+static uint32_t crc_of_block(char *room, uint32_t first, uint32_t stride, size_t count) {
+    float values[PORTION];
+    uint32_t crc = 0;
+    for (size_t done = 0; done < count; done += PORTION) {
+        const size_t part = count - done < PORTION ? count - done : PORTION;
+        for (size_t i = 0; i < part; i++)
+            values[i] = float_from_bits(first + (uint32_t)(done + i) * stride);
+        size_t length = bt_json_floats(room, values, part);
+        assert_in_range(length, 1, bt_json_floats_room(part));
+        room[length++] = ',';
+        crc = add_crc(crc, room, length);
+    }
+    return crc;
+}
+
+static void floats_equal_the_recorded_digests(void **state) {
+    (void)state;
+    assert_int_equal(add_crc(0, "123456789", 9), 0xcbf43926U);
+    FILE *file = fopen("tests/vectors/json_float_digests.txt", "r");
+    assert_non_null(file);
+    char *room = bt_malloc(bt_json_floats_room(PORTION));
+    assert_non_null(room);
+    char line[128];
+    size_t floats = 0;
+    while (fgets(line, sizeof line, file) != NULL) {
+        char name[16];
+        unsigned first, stride, expected;
+        size_t count;
+        assert_int_equal(
+            sscanf(line, "%15s %x %u %zu %x", name, &first, &stride, &count, &expected), 5);
+        if (crc_of_block(room, first, stride, count) != expected) fail_msg("block %s", line);
+        floats += count;
+    }
+    bt_free(room);
+    assert_int_equal(fclose(file), 0);
+    assert_true(floats > 6000000);
+}
+
+/* A list is its numbers with commas, in exactly the promised room, whatever they are. */
+static void lists_are_their_numbers(void **state) {
+    (void)state;
+    uint64_t random = 14;
+    char *expected = bt_malloc(bt_json_floats_room(PORTION));
+    assert_non_null(expected);
+    for (size_t count = 0; count < PORTION; count = count < 20 ? count + 1 : count * 2 + 1) {
+        float floats[PORTION];
+        int32_t ints[PORTION];
+        size_t length = 0;
+        for (size_t i = 0; i < count; i++) {
+            floats[i] = float_from_bits((uint32_t)next_random(&random));
+            if (i % 2 == 0) floats[i] = -(float)(next_random(&random) % 1000000) * 2e-5F;
+            length += bt_json_double(expected + length, (double)floats[i]);
+            expected[length++] = ',';
+        }
+        char *room = bt_malloc(bt_json_floats_room(count));
+        assert_non_null(room);
+        assert_int_equal(bt_json_floats(room, floats, count), length - (count > 0));
+        assert_memory_equal(room, expected, length - (count > 0));
+        bt_free(room);
+
+        length = 0;
+        for (size_t i = 0; i < count; i++) {
+            ints[i] = (int32_t)(uint32_t)next_random(&random) >> (i % 32);
+            length += (size_t)snprintf(expected + length, TEXT_MAX, "%d,", ints[i]);
+        }
+        room = bt_malloc(bt_json_ints_room(count));
+        assert_non_null(room);
+        assert_int_equal(bt_json_ints(room, ints, count), length - (count > 0));
+        assert_memory_equal(room, expected, length - (count > 0));
+        bt_free(room);
+    }
+    bt_free(expected);
+}
+
+/* Nothing but the longest texts. */
+static void lists_of_the_longest(void **state) {
+    (void)state;
+    char *room = bt_malloc(bt_json_floats_room(3));
+    assert_non_null(room);
+    const float floats[] = {-1.1234567e-5F, -1.2345678e-5F, -1.4567e-5F};
+    assert_int_equal(bt_json_floats(room, floats, 3), 3 * BT_JSON_DOUBLE_MAX + 2);
+    bt_free(room);
+    room = bt_malloc(bt_json_ints_room(2));
+    assert_non_null(room);
+    const int32_t ints[] = {INT32_MIN, INT32_MIN};
+    assert_int_equal(bt_json_ints(room, ints, 2), 2 * BT_JSON_INT32_MAX + 1);
+    assert_memory_equal(room, "-2147483648,-2147483648", 23);
+    bt_free(room);
+}
+
+/* Texts of a float of either sign, by the way of floats and by that of doubles. */
+static void check_float(char *room, uint32_t bits, bool reads_back) {
+    char *other = room + BT_JSON_NUMBER_ROOM;
+    const float value = float_from_bits(bits);
+    const size_t length = bt_json_float(room, value);
+    if (bt_json_double(other, (double)value) != length || memcmp(room, other, length) != 0)
+        fail_msg("bits %08x: %.*s", bits, (int)length, room);
+    if (reads_back && isfinite(value)) {
+        room[length] = '\0';
+        if (strtod(room, NULL) != (double)value) fail_msg("bits %08x: %s", bits, room);
+    }
+    assert_int_equal(bt_json_float(other, -value), length + (isfinite(value) ? 1 : 0));
+    if (isfinite(value)) {
+        assert_int_equal(other[0], '-');
+        assert_memory_equal(other + 1, room, length);
+    }
+}
+
+static void floats_of_every_binade_are_their_doubles(void **state) {
+    (void)state;
+    char *room = bt_malloc(2 * BT_JSON_NUMBER_ROOM);
+    assert_non_null(room);
+    uint64_t random = 15;
+    for (uint32_t exponent = 0; exponent < 256; exponent++)
+        for (uint32_t i = 0; i < 600; i++) {
+            uint32_t fraction = i < 100 ? i : 0x7fffffU - (i - 100);
+            if (i >= 200) fraction = (uint32_t)next_random(&random) & 0x7fffffU;
+            check_float(room, exponent << 23 | fraction, i % 8 == 0);
+        }
+    bt_free(room);
+}
+
+static void all_floats_are_their_doubles(void **state) {
+    (void)state;
+    char *room = bt_malloc(2 * BT_JSON_NUMBER_ROOM);
+    assert_non_null(room);
+    for (uint32_t bits = 0; bits < 0x80000000U; bits++) {
+        check_float(room, bits, true);
+        if ((bits & 0x07ffffffU) == 0) print_message("# %u of 16\n", bits >> 27);
+    }
+    bt_free(room);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--all") == 0) {
+        const struct CMUnitTest all[] = {cmocka_unit_test(all_floats_are_their_doubles)};
+        return cmocka_run_group_tests(all, NULL, NULL);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_equal_the_recorded_ones),
+        cmocka_unit_test(floats_equal_the_recorded_digests),
+        cmocka_unit_test(floats_of_every_binade_are_their_doubles),
+        cmocka_unit_test(lists_are_their_numbers),
+        cmocka_unit_test(lists_of_the_longest),
         cmocka_unit_test(forms_change_at_the_right_places),
         cmocka_unit_test(shortest_at_every_exponent),
         cmocka_unit_test(shortest_of_random_doubles),

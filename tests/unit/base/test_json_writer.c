@@ -64,6 +64,45 @@ static void test_numbers(void **state) {
     bt_text_fini(&text);
 }
 
+/* More than a portion: the same as one by one. */
+static void test_lists(void **state) {
+    (void)state;
+    enum { COUNT = 1000 };
+    float floats[COUNT];
+    int32_t ints[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        floats[i] = -(float)i / 7.0F;
+        ints[i] = i * 151 - 500;
+    }
+    static const size_t counts[] = {0, 1, 255, 256, 257, 512, COUNT};
+    for (size_t c = 0; c < BT_ARRAY_COUNT(counts); c++) {
+        bt_text list, single;
+        bt_text_init(&list, 100000);
+        bt_text_init(&single, 100000);
+        bt_json_add_floats(&list, floats, counts[c]);
+        bt_text_add(&list, ";", 1);
+        bt_json_add_ints(&list, ints, counts[c]);
+        for (size_t i = 0; i < counts[c]; i++) {
+            if (i > 0) bt_text_add(&single, ",", 1);
+            bt_json_add_float(&single, floats[i]);
+        }
+        bt_text_add(&single, ";", 1);
+        for (size_t i = 0; i < counts[c]; i++) {
+            if (i > 0) bt_text_add(&single, ",", 1);
+            bt_json_add_int(&single, ints[i]);
+        }
+        assert_false(list.has_failed);
+        assert_string_equal(list.bytes, single.bytes);
+        bt_text_fini(&list);
+        bt_text_fini(&single);
+    }
+    bt_text text;
+    bt_text_init(&text, 1000);
+    bt_json_add_floats(&text, floats, COUNT);
+    assert_true(text.has_failed);
+    bt_text_fini(&text);
+}
+
 static void test_limits(void **state) {
     (void)state;
     bt_text text;
@@ -84,9 +123,8 @@ static void test_limits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_strings),
-        cmocka_unit_test(test_bytes_that_are_not_utf8),
-        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_strings), cmocka_unit_test(test_bytes_that_are_not_utf8),
+        cmocka_unit_test(test_numbers), cmocka_unit_test(test_lists),
         cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,16 +1,16 @@
 /* The queue and the choice of a pair. Requests are served in the order of submission, retries
  * included; the prompts that fit in one step of a prefill and the longer ones wait each for their
  * own kind, so that no long prompt stalls a short one here (the prefill shares its steps among
- * both); one that fits nowhere now is passed by those that do, but the oldest keeps one decode for
- * itself (the claim), which drains until it fits. Fullness is what a decode answered, not what the
- * router computes: its own numbers only order the candidates, but for the samples that a decode
- * runs at once. */
+ * both); one that fits nowhere now is passed by those that do, but the oldest of those that a
+ * prefill has room for keeps one decode for itself (the claim), which drains until it fits.
+ * Fullness is what a decode answered, not what the router computes: its own numbers only order the
+ * candidates, but for the samples that a decode runs at once. */
 #include <string.h>
 
 #include "base/assert.h"
 #include "router/dispatch_internal.h"
 
-enum { SCAN_MAX = 256 }; /* requests looked at in one pump */
+enum { TRIES_MAX = 256 }; /* requests for which a pair is looked for in one pump */
 
 typedef struct choice {
     worker *prefill, *decode;
@@ -106,10 +106,10 @@ bool dispatch_queue_is_short(const worker *prefill, const request *r) {
 
 /* Less than two steps of this kind of prompt are queued there. What of the short ones is computed
  * already is known of all prompts together only. */
-static bool is_prefill_open(const request *r, const worker *w) {
+static bool is_prefill_open(bool to_short, const worker *w) {
     const uint64_t left = w->queued_tokens_left;
     const uint64_t of_short = w->queued_tokens_short < left ? w->queued_tokens_short : left;
-    const uint64_t ours = dispatch_queue_is_short(w, r) ? of_short : left - of_short;
+    const uint64_t ours = to_short ? of_short : left - of_short;
     return ours + w->queued_tokens_foreign < 2ull * w->ready.step_tokens;
 }
 
@@ -124,7 +124,7 @@ static bool can_ever_prefill(const request *r, const worker *w) {
 }
 
 static bool can_prefill(const request *r, const worker *w) {
-    return is_prefill_open(r, w) && can_ever_prefill(r, w);
+    return is_prefill_open(dispatch_queue_is_short(w, r), w) && can_ever_prefill(r, w);
 }
 
 /* Pages that decode takes for it at first: the prompt's, which all samples share, and a copy of the
@@ -280,7 +280,7 @@ static bool end_if_too_large(dispatch *d, request *r) {
 /* Single samples would pass many of one request for ever: as soon as one ended, the next took its
  * place. */
 static bool may_claim(const dispatch *d, const request *r) {
-    if (d->claim_request != NULL || d->queue_first != r) return false;
+    if (d->claim_request != NULL) return false;
     return r->was_full || (r->generation.samples > 1 && r->generation.max_new_tokens > 0);
 }
 
@@ -308,11 +308,20 @@ static void claim(dispatch *d, request *r) {
 
 /* ---- the pump -------------------------------------------------------------------------------- */
 
-static bool is_any_prefill_open(const dispatch *d, const request *r) {
+/* Prompts that some prefill has room for now: up to so many tokens, or from so many on. */
+typedef struct opening {
+    uint32_t up_to, from;
+} opening;
+
+static opening find_opening(const dispatch *d) {
+    opening out = {.up_to = 0, .from = UINT32_MAX};
     for (uint32_t i = 0; i < d->joined_count[LEG_PREFILL]; i++) {
-        if (is_prefill_open(r, d->joined[LEG_PREFILL][i])) return true;
+        const worker *w = d->joined[LEG_PREFILL][i];
+        const uint32_t longest_short = w->ready.step_tokens;
+        if (is_prefill_open(true, w) && longest_short > out.up_to) out.up_to = longest_short;
+        if (is_prefill_open(false, w) && longest_short + 1 < out.from) out.from = longest_short + 1;
     }
-    return false;
+    return out;
 }
 
 static bool is_any_decode_open(const dispatch *d) {
@@ -322,27 +331,42 @@ static bool is_any_decode_open(const dispatch *d) {
     return false;
 }
 
-static void try_request(dispatch *d, request *r) {
-    if (d->now_us < r->not_before_us) return;
+/* A saturated cluster costs one look per request, not one per pair. */
+static bool is_worth_a_try(const dispatch *d, const request *r, opening prefills) {
+    if (r->prompt_tokens > prefills.up_to && r->prompt_tokens < prefills.from) return false;
+    return r->generation.max_new_tokens == 0 || is_any_decode_open(d);
+}
+
+/* true: an attempt was begun, or the request ended. */
+static bool try_request(dispatch *d, request *r, bool is_oldest) {
+    if (d->now_us < r->not_before_us) return false;
     const choice found = choose(d, r);
     if (found.prefill != NULL) {
         r->need_pages = found.decode == NULL ? 0 : need_of(r, found.decode);
         dispatch_attempt_begin(d, r, found.prefill, found.decode);
-        return;
+        return true;
     }
-    if (end_if_too_large(d, r)) return;
-    if (may_claim(d, r)) claim(d, r);
+    if (end_if_too_large(d, r)) return true;
+    if (is_oldest && may_claim(d, r)) claim(d, r);
+    return false;
 }
 
 void dispatch_queue_pump(dispatch *d) {
     request *r = d->queue_first;
     if (d->claim_request != NULL && !is_reachable(d, d->claim_request, d->claim_decode))
         dispatch_queue_drop_claim(d, d->claim_request);
-    for (int i = 0; i < SCAN_MAX && r != NULL; i++) {
+    opening prefills = find_opening(d);
+    bool is_oldest = true; /* of those that are tried and stay */
+    for (int tries = 0; tries < TRIES_MAX && r != NULL;) {
         request *next = r->queue_next;
-        /* A saturated cluster costs one look per request, not one per pair. */
-        const bool is_open = r->generation.max_new_tokens == 0 || is_any_decode_open(d);
-        if (is_open && is_any_prefill_open(d, r)) try_request(d, r);
+        if (is_worth_a_try(d, r, prefills)) {
+            tries++;
+            if (try_request(d, r, is_oldest)) {
+                prefills = find_opening(d);
+            } else {
+                is_oldest = false;
+            }
+        }
         r = next;
     }
     /* Also when an attempt could not be begun (memory) and its request is back in the queue: the

@@ -506,6 +506,47 @@ static void many_samples_keep_one_decode_only(void **state) {
     assert_int_equal(next_reserve(&reserve), -1); /* 30 + 2 there */
 }
 
+/* Prompts of the kind that must wait are no wall, however many. */
+static void short_prompts_are_found_behind_many_long_ones(void **state) {
+    (void)state;
+    enum { LONG = FAKE_STEP_TOKENS + 1, WAITING = 600 };
+    proto_reserve reserve;
+    build(1, 1, 1000);
+    for (uint64_t id = 1; id <= 2 + WAITING; id++) {
+        fake_submit(n, id, LONG, 4);
+        assert_true((next_reserve(&reserve) == 0) == (id <= 2));
+    }
+    fake_submit(n, 9000, 8, 4);
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(reserve.prompt_tokens, 8);
+    assert_int_equal(queued(), WAITING);
+}
+
+/* Nor do they keep many samples from claiming a decode. */
+static void many_samples_claim_behind_a_long_prompt(void **state) {
+    (void)state;
+    enum { LONG = FAKE_STEP_TOKENS + 1 };
+    proto_reserve reserve;
+    proto_attempt attempts[2];
+    build(1, 1, 1000);
+    for (uint64_t id = 1; id <= 2; id++) {
+        fake_submit(n, id, LONG, 4);
+        assert_int_equal(next_reserve(&reserve), 0);
+        attempts[id - 1] = reserve.attempt;
+        fake_reserve_reply(n, &decodes[0], reserve.attempt, BT_OK);
+    }
+    fake_submit(n, 3, LONG, 4); /* its prefill is closed */
+    submit_samples(4, 32);      /* all that the decode runs */
+    submit_samples(5, 1);
+    assert_int_equal(next_reserve(&reserve), -1);
+    for (int i = 0; i < 2; i++) {
+        fake_done(n, &prefills[0], attempts[i], BT_OK);
+        dispatch_cancel(n->d, (uint64_t)i + 1, n->now_us);
+    }
+    assert_int_equal(next_reserve(&reserve), 0);
+    assert_int_equal(reserve.generation.samples, 32);
+}
+
 static void more_samples_than_slots_are_refused(void **state) {
     (void)state;
     proto_reserve reserve;
@@ -598,6 +639,8 @@ int main(void) {
         TEST(the_queue_is_first_in_first_out_over_retries),
         TEST(decode_is_charged_for_the_prompt_and_the_tails),
         TEST(samples_are_sequences),
+        TEST(short_prompts_are_found_behind_many_long_ones),
+        TEST(many_samples_claim_behind_a_long_prompt),
         TEST(many_samples_keep_one_decode_only),
         TEST(a_decode_that_no_prefill_reaches_is_not_kept),
         TEST(a_claim_moves_when_its_pair_breaks),

@@ -1,12 +1,16 @@
 /* The states of one answer and the order in which its parts go out: the head, events or the whole
  * reply, the end. One pump() decides from the state alone what to do next, so that a row, the end
- * of a sample or of the request, room in the output and a client that left may come in any order.
+ * of a sample or of an item, room in the output and a client that left may come in any order.
  *
  * The output gets begin once and then exactly one end or cut. The backend gets at most what was
- * received as credit, at most one cancel of each sample and of the request, and none after the end.
- * Of a request with several samples one failure is that sample's alone; only when all have failed
- * does the answer as a whole. What happens to a sample is in api_sample.c, how an endpoint words
- * its reply in api_generate.c and api_chat.c, the formatting of rows in reply_writer.c. */
+ * received as credit, at most one cancel of each sample and of each item, and none after the item's
+ * end. Among several samples, of one item or of many, one failure is that sample's alone; only when
+ * all have failed does the answer as a whole. What happens to a sample is in api_sample.c, how an
+ * endpoint words its reply in api_generate.c and api_chat.c, the formatting of rows in
+ * reply_writer.c.
+ *
+ * A row costs the same in a call of one sample and of thousands: nothing here that a row comes by
+ * looks at all samples. */
 #include "router/api_call.h"
 
 #include <string.h>
@@ -24,35 +28,73 @@ static const char JSON_TYPE[] = "application/json";
 static const char STREAM_TYPE[] = "text/event-stream";
 static const char STREAM_FIELDS[] = "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n";
 
-bt_status api_call_init(api_call *call, const api_call_options *options, api_request *request) {
-    const uint32_t count = request->generation.samples;
+static uint32_t count_samples(const api_batch *batch) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        count += batch->items[i].generation.samples;
+    }
+    return count;
+}
+
+static void free_arrays(api_call *call) {
+    bt_free(call->items);
+    bt_free(call->samples);
+    sample_set_fini(&call->due);
+    sample_set_fini(&call->owed);
+}
+
+static void init_item(api_call *call, uint32_t index, uint32_t first_sample) {
+    const api_request *request = &call->batch.items[index];
+    api_item *item = &call->items[index];
+    item->request = request;
+    item->first_sample = first_sample;
+    item->sample_count = request->generation.samples;
+    item->stores_rows = request->wants_logprob || request->generation.mask_mode != ROW_MASK_OFF;
+    prompt_logprobs_init(&item->prompt, request, call->options.limits);
+    for (uint32_t i = 0; i < item->sample_count; i++) {
+        api_sample_init(call, first_sample + i, index);
+    }
+}
+
+bt_status api_call_init(api_call *call, const api_call_options *options, api_batch *batch) {
+    const uint32_t count = count_samples(batch);
     memset(call, 0, sizeof(*call));
+    call->items = bt_calloc(batch->count, sizeof(*call->items));
     call->samples = bt_calloc(count, sizeof(*call->samples));
-    if (call->samples == NULL) return BT_ERR_WORKER_MEMORY;
+    const bool is_good = call->items != NULL && call->samples != NULL &&
+                         sample_set_init(&call->due, count) == BT_OK &&
+                         sample_set_init(&call->owed, count) == BT_OK;
+    if (!is_good) {
+        free_arrays(call);
+        return BT_ERR_WORKER_MEMORY;
+    }
     call->options = *options;
-    call->request = *request;
-    memset(request, 0, sizeof(*request));
-    call->stores_rows =
-        call->request.wants_logprob || call->request.generation.mask_mode != ROW_MASK_OFF;
+    call->batch = *batch;
+    memset(batch, 0, sizeof(*batch));
+    call->request = &call->batch.items[0];
+    call->sample_count = count;
     call->created_s = (int64_t)options->time.wall_seconds(options->time.context);
-    for (uint32_t i = 0; i < count; i++) {
-        api_sample_init(call, i);
+    uint32_t first_sample = 0;
+    for (uint32_t i = 0; i < call->batch.count; i++) {
+        init_item(call, i, first_sample);
+        first_sample += call->items[i].sample_count;
     }
     call->current = count - 1; /* the next one is the first */
-    prompt_logprobs_init(&call->prompt, &call->request, options->limits);
-    reply_writer_init(&call->writer, &call->request, options->settings->tokenizer, &call->prompt,
+    reply_writer_init(&call->writer, options->settings->tokenizer,
                       options->settings->mask_max_tokens);
     return BT_OK;
 }
 
 void api_call_fini(api_call *call) {
     reply_writer_fini(&call->writer);
-    prompt_logprobs_fini(&call->prompt);
+    for (uint32_t i = 0; i < call->batch.count; i++) {
+        prompt_logprobs_fini(&call->items[i].prompt);
+    }
     for (uint32_t i = 0; i < api_samples_of(call); i++) {
         api_sample_fini(&call->samples[i]);
     }
-    bt_free(call->samples);
-    api_request_fini(&call->request);
+    free_arrays(call);
+    api_batch_fini(&call->batch);
 }
 
 uint32_t api_call_tokens(const api_call *call) {
@@ -63,31 +105,75 @@ uint32_t api_call_tokens(const api_call *call) {
     return tokens;
 }
 
-/* ---- endings --------------------------------------------------------------------------------- */
-
-static void cancel(api_call *call) {
-    if (call->has_ended || call->is_cancelled) return;
-    call->is_cancelled = true;
-    call->options.backend.cancel(call->options.backend.context);
+/* What of the prompt the reply has to say is known, or never will be. */
+static bool is_item_ready(const api_item *item) {
+    return item->has_ended || prompt_logprobs_is_complete(&item->prompt);
 }
 
-/* Tells the backend which samples were ended here; of the last ones it hears as the request. But
- * not before the prompt's log-probabilities are there, which end with the request. */
-static void settle_cancels(api_call *call) {
+static bool are_items_ready(const api_call *call) {
+    for (uint32_t i = 0; i < call->batch.count; i++) {
+        if (!is_item_ready(&call->items[i])) return false;
+    }
+    return true;
+}
+
+/* Something happened to a sample of which an event may have to tell. */
+static void touch_sample(api_call *call, uint32_t sample) {
+    sample_set_add(&call->due, sample);
+}
+
+static void touch_item(api_call *call, const api_item *item) {
+    for (uint32_t i = 0; i < item->sample_count; i++) {
+        touch_sample(call, item->first_sample + i);
+    }
+}
+
+/* ---- endings --------------------------------------------------------------------------------- */
+
+static void cancel_item(api_call *call, uint32_t index) {
+    api_item *item = &call->items[index];
+    if (item->has_ended || item->is_cancelled) return;
+    item->is_cancelled = true;
+    call->options.backend.cancel(call->options.backend.context, index);
+}
+
+static void cancel(api_call *call) {
+    for (uint32_t i = 0; i < call->batch.count; i++) {
+        cancel_item(call, i);
+    }
+}
+
+/* All samples of the item are over; and all of them failed. */
+static bool is_item_over(const api_call *call, const api_item *item, bool *is_failed_out) {
+    *is_failed_out = true;
+    for (uint32_t i = 0; i < item->sample_count; i++) {
+        const api_sample *s = &call->samples[item->first_sample + i];
+        if (!api_sample_is_over(s)) return false;
+        *is_failed_out = *is_failed_out && api_sample_is_failed(s);
+    }
+    return true;
+}
+
+/* Tells the backend which samples were ended here; of an item's last ones it hears as the item. But
+ * not before the prompt's log-probabilities are there, which end with the item. */
+static void settle_cancels(api_call *call, uint32_t index) {
     const api_backend *backend = &call->options.backend;
-    const bool is_over = api_samples_are_over(call);
-    const bool needs_prompt = !prompt_logprobs_is_complete(&call->prompt);
-    if (call->has_ended || call->is_cancelled) return;
-    if (needs_prompt && !(is_over && api_samples_are_failed(call))) return;
-    for (uint32_t i = 0; i < api_samples_of(call); i++) {
-        api_sample *s = &call->samples[i];
+    api_item *item = &call->items[index];
+    bool is_failed;
+    if (!item->wants_cancel || item->has_ended || item->is_cancelled) return;
+    const bool is_over = is_item_over(call, item, &is_failed);
+    const bool needs_prompt = !prompt_logprobs_is_complete(&item->prompt);
+    if (needs_prompt && !(is_over && is_failed)) return;
+    item->wants_cancel = false;
+    for (uint32_t i = 0; i < item->sample_count; i++) {
+        api_sample *s = &call->samples[item->first_sample + i];
         if (!s->wants_cancel || s->has_ended) continue;
         s->wants_cancel = false;
         if (is_over) {
-            cancel(call);
+            cancel_item(call, index);
             return;
         }
-        backend->cancel_sample(backend->context, i);
+        backend->cancel_sample(backend->context, index, i);
     }
 }
 
@@ -109,8 +195,8 @@ void api_answer_failure(const api_output *output, const api_failure *failure) {
 
 static void answer_failure(api_call *call, const api_finish *finish) {
     api_failure failure = {.http_status = finish->http_status,
-                           .shape = call->request.kind == API_GENERATE ? API_ERROR_GENERATE
-                                                                       : API_ERROR_OPENAI};
+                           .shape = call->request->kind == API_GENERATE ? API_ERROR_GENERATE
+                                                                        : API_ERROR_OPENAI};
     memcpy(failure.text, finish->text, sizeof(failure.text));
     call->state = API_CALL_ANSWERED;
     api_answer_failure(&call->options.output, &failure);
@@ -122,11 +208,26 @@ static void cut(api_call *call) {
     call->options.output.cut(call->options.output.context);
 }
 
-/* What ends every sample that is not over: no memory, no room in the file. */
-static void fail_all(api_call *call, bt_status status) {
-    for (uint32_t i = 0; i < api_samples_of(call); i++) {
-        api_sample *s = &call->samples[i];
+static void fail_item(api_call *call, uint32_t index, bt_status status) {
+    const api_item *item = &call->items[index];
+    for (uint32_t i = 0; i < item->sample_count; i++) {
+        api_sample *s = &call->samples[item->first_sample + i];
         if (!api_sample_is_over(s)) api_sample_fail(call, s, status);
+    }
+    touch_item(call, item);
+    settle_cancels(call, index);
+}
+
+/* What one sample or item does wrong ends that one; what this process lacks (memory, room in the
+ * file) ends them all. */
+static bool is_ours(bt_status status) {
+    return status == BT_ERR_REQUEST_FULL || status == BT_ERR_WORKER_MEMORY ||
+           status == BT_ERR_WORKER_IO;
+}
+
+static void fail_all(api_call *call, bt_status status) {
+    for (uint32_t i = 0; i < call->batch.count; i++) {
+        fail_item(call, i, status);
     }
 }
 
@@ -168,22 +269,30 @@ static void end_answer(api_call *call) {
     call->options.output.end(call->options.output.context);
 }
 
+/* What was written is not needed any more. */
+static void drop_written(api_call *call, uint32_t sample) {
+    const uint32_t item = call->samples[sample].item;
+    reply_store_fini(&call->samples[sample].store);
+    const bool is_last = sample + 1 == call->sample_count || call->samples[sample + 1].item != item;
+    if (is_last) reply_store_fini(&call->items[item].prompt.store);
+}
+
 /* Begins the next sample's part of a whole reply; false: that was the last one. */
 static bool start_part(api_call *call) {
     const uint32_t next = call->current + 1;
     if (next == api_samples_of(call)) return false;
     api_sample *s = &call->samples[next];
-    if (next > 0) reply_store_fini(&call->samples[next - 1].store); /* written */
+    if (next > 0) drop_written(call, next - 1);
     call->current = next;
     const reply_range all = {.row_to = s->generation.count,
                              .text_to = s->generation.text.used,
                              .place = reply_store_begin(&s->store)};
-    reply_writer_start(&call->writer, &s->generation, &s->store, &all);
-    if (call->request.kind == API_CHAT) {
+    api_start_writer(call, next, &all);
+    if (call->request->kind == API_CHAT) {
         api_chat_add(call, next);
         return true;
     }
-    const bool is_list = api_samples_of(call) > 1;
+    const bool is_list = api_is_list(call);
     const bool is_last = next + 1 == api_samples_of(call);
     if (is_list) bt_text_add(reply_writer_literal(&call->writer), next == 0 ? "[" : ",", 1);
     api_generate_add(call, next);
@@ -234,7 +343,7 @@ static void start_whole(api_call *call) {
 /* ---- streams --------------------------------------------------------------------------------- */
 
 static bool is_delta_stream(const api_call *call) {
-    return call->request.kind == API_CHAT || call->options.settings->is_incremental;
+    return call->request->kind == API_CHAT || call->options.settings->is_incremental;
 }
 
 /* With an interval k an event is due after tokens 1, k + 1, 2k + 1, ... */
@@ -242,19 +351,22 @@ static bool is_interval_due(uint32_t sent, uint32_t now, uint32_t interval) {
     return ((uint64_t)now + interval - 1) / interval > ((uint64_t)sent + interval - 1) / interval;
 }
 
-static bool is_event_due(const api_call *call, const api_sample *s) {
+static bool is_event_due(const api_call *call, uint32_t sample) {
+    const api_sample *s = &call->samples[sample];
+    const api_request *request = api_request_of(call, sample);
+    if (!is_item_ready(api_item_of(call, sample))) return false;
     if (api_sample_is_over(s)) return !s->is_said;
     /* The last token goes out together with the finish reason. But a chat begins with the role. */
-    bool is_begun = call->request.kind == API_GENERATE || s->chat_stage != API_CHAT_ROLE;
+    bool is_begun = request->kind == API_GENERATE || s->chat_stage != API_CHAT_ROLE;
     if (is_begun && (s->generation.is_complete || generation_is_holding(&s->generation)))
         return false;
-    return is_interval_due(s->sent.row_to, s->generation.count, call->request.stream_interval);
+    return is_interval_due(s->sent.row_to, s->generation.count, request->stream_interval);
 }
 
 /* Begins the next event of a sample, with everything there is by now. */
 static bool start_event(api_call *call, uint32_t sample) {
     api_sample *s = &call->samples[sample];
-    if (!is_event_due(call, s)) return false;
+    if (!is_event_due(call, sample)) return false;
     reply_range next = {.row_to = s->generation.count,
                         .text_to = s->generation.text.used,
                         .place = reply_store_begin(&s->store)};
@@ -263,10 +375,11 @@ static bool start_event(api_call *call, uint32_t sample) {
         next.text_from = s->sent.text_to;
         next.place = s->sent.place;
     }
-    if (call->request.kind == API_CHAT) return api_chat_add_event(call, sample, &next);
+    api_item_of(call, sample)->has_begun = true;
+    if (call->request->kind == API_CHAT) return api_chat_add_event(call, sample, &next);
     s->going = next;
     s->going.place = reply_store_end(&s->store);
-    reply_writer_start(&call->writer, &s->generation, &s->store, &next);
+    api_start_writer(call, sample, &next);
     bt_text_add_string(reply_writer_literal(&call->writer), "data: ");
     api_generate_add(call, sample);
     bt_text_add_string(reply_writer_literal(&call->writer), "\n\n");
@@ -276,23 +389,23 @@ static bool start_event(api_call *call, uint32_t sample) {
 
 /* Begins the next event that is due, the samples taking turns; not before there is room for it. */
 static bool start_next_event(api_call *call) {
-    const uint32_t count = api_samples_of(call);
+    uint32_t sample;
     if (call->options.output.room(call->options.output.context) == 0) return false;
-    for (uint32_t i = 1; i <= count; i++) {
-        const uint32_t sample = (call->current + i) % count;
-        if (!start_event(call, sample)) continue;
-        call->current = sample;
-        return true;
+    while ((sample = sample_set_next(&call->due, call->current)) != SAMPLE_SET_NONE) {
+        if (start_event(call, sample)) {
+            call->current = sample;
+            return true;
+        }
+        sample_set_remove(&call->due, sample); /* until something happens to it */
     }
-    return call->request.kind == API_CHAT && api_chat_add_closing(call);
+    return call->request->kind == API_CHAT && api_chat_add_closing(call);
 }
 
-static bool is_all_said(const api_call *call) {
-    if (call->request.kind == API_CHAT) return call->is_closed;
-    for (uint32_t i = 0; i < api_samples_of(call); i++) {
-        if (!call->samples[i].is_said) return false;
-    }
-    return true;
+static bool is_all_said(api_call *call) {
+    if (call->request->kind == API_CHAT) return call->is_closed;
+    while (call->said_count < call->sample_count && call->samples[call->said_count].is_said)
+        call->said_count++;
+    return call->said_count == call->sample_count;
 }
 
 /* The event in the writer is complete. */
@@ -311,12 +424,16 @@ static void finish_event(api_call *call) {
 static void grant(api_call *call) {
     const api_backend *backend = &call->options.backend;
     if (call->has_ended || call->options.output.room(call->options.output.context) == 0) return;
-    for (uint32_t i = 0; i < api_samples_of(call); i++) {
-        api_sample *s = &call->samples[i];
-        uint64_t bytes = s->received_bytes - s->granted_bytes;
-        if (bytes == 0 || s->has_ended) continue;
+    uint32_t sample = 0;
+    for (; (sample = sample_set_from(&call->owed, sample)) != SAMPLE_SET_NONE; sample++) {
+        api_sample *s = &call->samples[sample];
+        const api_item *item = &call->items[s->item];
+        if (!is_item_ready(item)) continue; /* its rows are still held */
+        sample_set_remove(&call->owed, sample);
+        const uint64_t bytes = s->received_bytes - s->granted_bytes;
+        if (bytes == 0 || s->has_ended || item->has_ended) continue;
         s->granted_bytes = s->received_bytes;
-        backend->grant(backend->context, i, bytes);
+        backend->grant(backend->context, s->item, sample - item->first_sample, bytes);
     }
 }
 
@@ -329,26 +446,38 @@ static void pump_stream(api_call *call) {
     if (call->state == API_CALL_STREAMING) grant(call);
 }
 
+static void start_stream(api_call *call) {
+    call->state = API_CALL_STREAMING;
+    call->options.output.begin(call->options.output.context, 200, STREAM_TYPE, -1, STREAM_FIELDS);
+    pump_stream(call);
+}
+
 /* ---- the states ------------------------------------------------------------------------------ */
+
+/* A token of an item of which everything is there that comes before it. */
+static bool has_tokens(const api_call *call) {
+    for (uint32_t i = 0; i < call->batch.count; i++) {
+        if (call->items[i].has_tokens && is_item_ready(&call->items[i])) return true;
+    }
+    return false;
+}
 
 static void pump_waiting(api_call *call) {
     const bool is_over = api_samples_are_over(call);
     if (is_over && is_refused(call)) {
         answer_failure(call, api_samples_worst(call));
-    } else if (!prompt_logprobs_is_complete(&call->prompt) && !call->has_ended) {
+    } else if (call->request->streams && has_tokens(call)) {
+        start_stream(call);
+    } else if (!is_over || !are_items_ready(call)) {
         return;
-    } else if (call->request.streams && (is_over || api_call_tokens(call) > 0)) {
-        call->state = API_CALL_STREAMING;
-        call->options.output.begin(call->options.output.context, 200, STREAM_TYPE, -1,
-                                   STREAM_FIELDS);
-        pump_stream(call);
-    } else if (is_over) {
+    } else if (call->request->streams) {
+        start_stream(call);
+    } else {
         start_whole(call);
     }
 }
 
 static void pump(api_call *call) {
-    settle_cancels(call);
     switch (call->state) {
     case API_CALL_WAITING: pump_waiting(call); break;
     case API_CALL_STREAMING: pump_stream(call); break;
@@ -359,78 +488,107 @@ static void pump(api_call *call) {
 
 /* ---- what comes in --------------------------------------------------------------------------- */
 
-/* What one sample does wrong ends that one; what this process lacks ends them all. */
-static bool is_ours(bt_status status) {
-    return status == BT_ERR_REQUEST_FULL || status == BT_ERR_WORKER_MEMORY ||
-           status == BT_ERR_WORKER_IO;
-}
-
-void api_call_on_rows(api_call *call, uint32_t sample, const uint8_t *records, size_t bytes,
-                      uint32_t cached_tokens) {
-    BT_ASSERT(sample < api_samples_of(call));
+void api_call_on_rows(api_call *call, uint32_t index, const dispatch_rows *rows) {
+    BT_ASSERT(index < call->batch.count);
+    api_item *item = &call->items[index];
+    BT_ASSERT(rows->sample < item->sample_count);
+    const uint32_t sample = item->first_sample + rows->sample;
     api_sample *s = &call->samples[sample];
     if (call->state == API_CALL_ANSWERED) return;
-    s->received_bytes += bytes;
-    call->cached_tokens = cached_tokens;
-    bt_status status = api_sample_take_rows(call, s, records, bytes);
+    s->received_bytes += rows->bytes;
+    item->cached_tokens = rows->cached_tokens;
+    bt_status status = api_sample_take_rows(call, s, rows->records, rows->bytes);
     if (status != BT_OK) api_sample_fail(call, s, status);
-    if (is_ours(status)) fail_all(call, status);
+    item->has_tokens = item->has_tokens || s->generation.count > 0;
+    touch_sample(call, sample);
+    sample_set_add(&call->owed, sample);
+    if (is_ours(status)) {
+        fail_all(call, status);
+    } else {
+        settle_cancels(call, index);
+    }
     pump(call);
 }
 
 /* A reply without the log-probabilities of the prompt that it should have is none, whatever its
  * samples say. */
-static void drop_finishes(api_call *call) {
-    for (uint32_t i = 0; i < api_samples_of(call); i++) {
-        api_finish *finish = &call->samples[i].finish;
+static void drop_finishes(api_call *call, const api_item *item) {
+    for (uint32_t i = 0; i < item->sample_count; i++) {
+        api_finish *finish = &call->samples[item->first_sample + i].finish;
         if (finish->kind != API_FINISH_ABORT) *finish = (api_finish){0};
     }
 }
 
-/* Once events went out they are complete; what comes again after a retry was told before. */
-void api_call_on_prompt_logprobs(api_call *call, const dispatch_prompt_logprobs *logprobs) {
-    if (call->state != API_CALL_WAITING) return;
-    bt_status status = prompt_logprobs_take(&call->prompt, logprobs);
+/* Once events of the item went out they are complete; what comes again after a retry was told
+ * before. */
+void api_call_on_prompt_logprobs(api_call *call, uint32_t index,
+                                 const dispatch_prompt_logprobs *logprobs) {
+    BT_ASSERT(index < call->batch.count);
+    api_item *item = &call->items[index];
+    const bool is_pending =
+        call->state == API_CALL_WAITING || (call->state == API_CALL_STREAMING && !item->has_begun);
+    if (!is_pending) return;
+    bt_status status = prompt_logprobs_take(&item->prompt, logprobs);
     if (status != BT_OK) {
-        drop_finishes(call);
-        fail_all(call, status);
+        drop_finishes(call, item);
+        fail_item(call, index, status);
+        if (is_ours(status)) fail_all(call, status);
+    } else if (is_item_ready(item)) {
+        touch_item(call, item);
+        settle_cancels(call, index);
     }
     pump(call);
 }
 
-void api_call_on_sample_end(api_call *call, uint32_t sample, const dispatch_end *end) {
-    BT_ASSERT(sample < api_samples_of(call));
+void api_call_on_sample_end(api_call *call, uint32_t index, uint32_t sample_of_item,
+                            const dispatch_end *end) {
+    BT_ASSERT(index < call->batch.count);
+    api_item *item = &call->items[index];
+    BT_ASSERT(sample_of_item < item->sample_count);
+    const uint32_t sample = item->first_sample + sample_of_item;
     api_sample *s = &call->samples[sample];
     BT_ASSERT(!s->has_ended);
     s->has_ended = true;
     if (call->state == API_CALL_ANSWERED) return;
-    call->cached_tokens = end->cached_tokens;
+    item->cached_tokens = end->cached_tokens;
     api_sample_take_end(call, s, end);
+    touch_sample(call, sample);
+    settle_cancels(call, index);
     pump(call);
 }
 
-/* Of a sample that was told no end: a single one ends as the request does, and what the request
- * failed of is what the samples fail of; but among several an end was lost. */
-static void end_as_request(api_call *call, api_sample *s, const dispatch_end *end) {
-    if (end->status == BT_OK && api_samples_of(call) > 1)
+/* Of a sample that was told no end: a single one ends as the item does, and what the item failed of
+ * is what the samples fail of; but among several an end was lost. */
+static void end_as_item(api_call *call, const api_item *item, api_sample *s,
+                        const dispatch_end *end) {
+    if (end->status == BT_OK && item->sample_count > 1)
         api_sample_abort(s, 500, "the end of a sample was lost");
     api_sample_take_end(call, s, end);
 }
 
-void api_call_on_end(api_call *call, const dispatch_end *end) {
-    call->has_ended = true;
+static void abort_without_prompt(api_call *call, const api_item *item) {
+    drop_finishes(call, item);
+    for (uint32_t i = 0; i < item->sample_count; i++) {
+        api_sample_abort(&call->samples[item->first_sample + i], 500,
+                         "log-probabilities of the prompt were lost");
+    }
+}
+
+void api_call_on_end(api_call *call, uint32_t index, const dispatch_end *end) {
+    BT_ASSERT(index < call->batch.count);
+    api_item *item = &call->items[index];
+    BT_ASSERT(!item->has_ended);
+    item->has_ended = true;
+    call->ended_count++;
+    call->has_ended = call->ended_count == call->batch.count;
     if (call->state == API_CALL_ANSWERED) return;
-    call->cached_tokens = end->cached_tokens;
-    for (uint32_t i = 0; i < api_samples_of(call); i++) {
-        api_sample *s = &call->samples[i];
-        if (!s->has_ended) end_as_request(call, s, end);
+    item->cached_tokens = end->cached_tokens;
+    for (uint32_t i = 0; i < item->sample_count; i++) {
+        api_sample *s = &call->samples[item->first_sample + i];
+        if (!s->has_ended) end_as_item(call, item, s, end);
     }
-    if (call->state == API_CALL_WAITING && !prompt_logprobs_is_complete(&call->prompt)) {
-        drop_finishes(call);
-        for (uint32_t i = 0; i < api_samples_of(call); i++) {
-            api_sample_abort(&call->samples[i], 500, "log-probabilities of the prompt were lost");
-        }
-    }
+    if (!prompt_logprobs_is_complete(&item->prompt)) abort_without_prompt(call, item);
+    touch_item(call, item);
     pump(call);
 }
 

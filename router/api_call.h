@@ -1,10 +1,15 @@
-/* One request being answered: rows of its samples come from the backend, JSON goes to the output,
- * in the order and shape its endpoint has. It knows neither sockets nor threads nor the dispatch:
- * both sides are tables, so that tests drive it with made-up rows.
+/* One HTTP request being answered: rows of its samples come from the backend, JSON goes to the
+ * output, in the order and shape its endpoint has. It knows neither sockets nor threads nor the
+ * dispatch: both sides are tables, so that tests drive it with made-up rows.
+ *
+ * An *item* is one request to the backend, a prompt with its n samples; a call has one, or as many
+ * as its list has prompts. The samples of all items are counted through, those of item 0 first: by
+ * this number the functions of router/api_format.h know a sample. The backend knows item, and
+ * sample of the item.
  *
  *   WAITING    the status line is held until the first row of any sample is proven or all samples
  *              have ended, so that a refusal found by a worker is still the client's 400; and until
- *              the prompt's log-probabilities are there, where they were asked for
+ *              the log-probabilities of that sample's prompt are there, where they were asked for
  *   STREAMING  events are written; a later failure is an event
  *   WRITING    a whole reply is being written
  *   ANSWERED   the output was ended; what still comes from the backend is dropped
@@ -22,6 +27,7 @@
 #include "router/generation.h"
 #include "router/reply_store.h"
 #include "router/reply_writer.h"
+#include "router/sample_set.h"
 
 /* Where the answer goes. begin once, add any number of times, then end or cut once; afterwards the
  * context is not used again. */
@@ -38,10 +44,10 @@ typedef struct api_output {
 
 /* Where the rows come from. */
 typedef struct api_backend {
-    void (*cancel)(void *context);
+    void (*cancel)(void *context, uint32_t item);
     /* This sample was ended here, by a stop string or a failure; the others go on. */
-    void (*cancel_sample)(void *context, uint32_t sample);
-    void (*grant)(void *context, uint32_t sample, uint64_t bytes);
+    void (*cancel_sample)(void *context, uint32_t item, uint32_t sample);
+    void (*grant)(void *context, uint32_t item, uint32_t sample, uint64_t bytes);
     void *context;
 } api_backend;
 
@@ -94,6 +100,7 @@ typedef struct api_call_options {
 
 /* One sample, private to router/api_*.c. */
 typedef struct api_sample {
+    uint32_t item;
     generation generation;
     reply_store store;
     api_finish finish;
@@ -107,37 +114,57 @@ typedef struct api_sample {
     reply_range going; /* the same of the event that is being written */
 } api_sample;
 
+/* One request to the backend, private to router/api_*.c. */
+typedef struct api_item {
+    const api_request *request;
+    uint32_t first_sample, sample_count;
+    prompt_logprobs prompt;
+    bool stores_rows;
+    bool has_tokens;        /* of any sample */
+    bool has_begun;         /* an event of it was begun */
+    bool wants_cancel;      /* a sample does */
+    bool is_cancelled;      /* the backend was told to end it */
+    bool has_ended;         /* nothing more comes from the backend */
+    uint32_t cached_tokens; /* known with the first rows */
+} api_item;
+
 /* In the caller's storage; members are private but to router/api_*.c. */
 typedef struct api_call {
     api_call_options options;
-    api_request request;
-    api_sample *samples; /* [request.generation.samples] */
-    prompt_logprobs prompt;
+    api_batch batch;
+    const api_request *request; /* the first item's: what all items have in common */
+    api_item *items;            /* [batch.count] */
+    api_sample *samples;        /* [sample_count] */
+    uint32_t sample_count;
+    sample_set due;       /* an event may be due: a stream's */
+    sample_set owed;      /* credit is: a stream's */
+    uint32_t over_count;  /* the samples before this one are over, */
+    uint32_t said_count;  /* and their last events begun: how far is known */
+    uint32_t ended_count; /* items that have ended */
     reply_writer writer;
     uint32_t current; /* the sample in the writer */
     api_call_state state;
-    bool stores_rows;
-    bool is_cancelled;      /* the backend was told to end the request */
-    bool has_ended;         /* nothing more comes from the backend */
-    bool is_closed;         /* a chat stream: the last event was begun */
-    uint32_t cached_tokens; /* known with the first rows */
-    int64_t created_s;      /* of chat objects */
+    bool has_ended;    /* nothing more comes from the backend */
+    bool is_closed;    /* a chat stream: the last event was begun */
+    int64_t created_s; /* of chat objects */
 } api_call;
 
-/* Moves *request in. WORKER_MEMORY, and then *request is left alone. */
+/* Moves *batch in. WORKER_MEMORY, and then *batch is left alone. */
 BT_MUST_CHECK bt_status api_call_init(api_call *call, const api_call_options *options,
-                                      api_request *request);
+                                      api_batch *batch);
 void api_call_fini(api_call *call);
 
-/* Whole records of the row stream of a sample (proto/row_stream.h), aligned to 4. */
-void api_call_on_rows(api_call *call, uint32_t sample, const uint8_t *records, size_t bytes,
-                      uint32_t cached_tokens);
+/* Samples are counted within the item here. Whole records of a row stream, aligned to 4;
+ * rows->count is not looked at. */
+void api_call_on_rows(api_call *call, uint32_t item, const dispatch_rows *rows);
 /* Entries for prompt positions, as dispatch tells them. */
-void api_call_on_prompt_logprobs(api_call *call, const dispatch_prompt_logprobs *logprobs);
-/* Exactly one per sample, and then the end of the request. A sample that was told no end ends as
- * the request does. */
-void api_call_on_sample_end(api_call *call, uint32_t sample, const dispatch_end *end);
-void api_call_on_end(api_call *call, const dispatch_end *end);
+void api_call_on_prompt_logprobs(api_call *call, uint32_t item,
+                                 const dispatch_prompt_logprobs *logprobs);
+/* Exactly one per sample, and then the end of the item. A sample that was told no end ends as the
+ * item does. */
+void api_call_on_sample_end(api_call *call, uint32_t item, uint32_t sample,
+                            const dispatch_end *end);
+void api_call_on_end(api_call *call, uint32_t item, const dispatch_end *end);
 /* The output has room again. */
 void api_call_on_room(api_call *call);
 /* The client left: the output is gone. */

@@ -13,14 +13,15 @@ static void add_quoted(bt_text *out, const char *text) {
 /* {"id":...,"object":...,"created":...,"model":... */
 static void add_head(const api_call *call, bt_text *out, const char *object) {
     bt_text_add_string(out, "{\"id\":");
-    add_quoted(out, call->request.rid);
+    add_quoted(out, call->request->rid);
     bt_text_add_format(out, ",\"object\":\"%s\",\"created\":%lld,\"model\":", object,
                        (long long)call->created_s);
-    add_quoted(out, call->request.model);
+    add_quoted(out, call->request->model);
 }
 
 /* "finish_reason":...,"matched_stop":... */
 static void add_finish(const api_call *call, uint32_t sample, bt_text *out) {
+    const api_request *request = api_request_of(call, sample);
     const api_sample *s = &call->samples[sample];
     uint32_t index = s->generation.stop_index;
     bt_text_add_string(out, "\"finish_reason\":");
@@ -31,29 +32,33 @@ static void add_finish(const api_call *call, uint32_t sample, bt_text *out) {
         break;
     case API_FINISH_STOP_STRING:
         bt_text_add_string(out, "\"stop\",\"matched_stop\":");
-        bt_json_add_string(out, call->request.stop_texts[index], call->request.stop_bytes[index]);
+        bt_json_add_string(out, request->stop_texts[index], request->stop_bytes[index]);
         break;
     case API_FINISH_LENGTH: bt_text_add_string(out, "\"length\",\"matched_stop\":null"); break;
     case API_FINISH_ABORT: bt_text_add_string(out, "\"abort\",\"matched_stop\":null"); break;
     }
 }
 
-/* The prompt counts once, however many samples it has. */
+/* Each prompt counts once, however many samples it has. */
 static void add_usage(const api_call *call, bt_text *out, uint64_t completion_tokens) {
-    uint32_t prompt_tokens = call->request.prompt.count;
+    uint64_t prompt_tokens = 0, cached_tokens = 0;
+    for (uint32_t i = 0; i < call->batch.count; i++) {
+        prompt_tokens += call->items[i].request->prompt.count;
+        cached_tokens += call->items[i].cached_tokens;
+    }
     bt_text_add_format(out,
-                       "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%llu,"
-                       "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%u},"
+                       "\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,"
+                       "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%llu},"
                        "\"reasoning_tokens\":0}",
-                       prompt_tokens, (unsigned long long)completion_tokens,
+                       (unsigned long long)prompt_tokens, (unsigned long long)completion_tokens,
                        (unsigned long long)(prompt_tokens + completion_tokens),
-                       call->cached_tokens);
+                       (unsigned long long)cached_tokens);
 }
 
 static void add_logprobs(api_call *call) {
     reply_writer *writer = &call->writer;
     bt_text_add_string(reply_writer_literal(writer), "\"logprobs\":");
-    if (!call->request.wants_logprob) {
+    if (!call->request->wants_logprob) {
         bt_text_add_string(reply_writer_literal(writer), "null,");
         return;
     }
@@ -64,7 +69,7 @@ static void add_logprobs(api_call *call) {
 
 void api_chat_add(api_call *call, uint32_t sample) {
     reply_writer *writer = &call->writer;
-    const api_request *request = &call->request;
+    const api_request *request = api_request_of(call, sample);
     bt_text *out = reply_writer_literal(writer);
     if (sample == 0) {
         add_head(call, out, "chat.completion");
@@ -103,8 +108,7 @@ void api_chat_add(api_call *call, uint32_t sample) {
 
 /* Begins an event over a range of a sample: up to {"index":... of its choice. */
 static void begin_event(api_call *call, uint32_t sample, const reply_range *range) {
-    api_sample *s = &call->samples[sample];
-    reply_writer_start(&call->writer, &s->generation, &s->store, range);
+    api_start_writer(call, sample, range);
     bt_text *out = reply_writer_literal(&call->writer);
     bt_text_add_string(out, "data: ");
     add_head(call, out, "chat.completion.chunk");
@@ -130,7 +134,7 @@ static uint64_t tokens_told(const api_call *call) {
 
 static void end_event(api_call *call) {
     bt_text *out = reply_writer_literal(&call->writer);
-    if (call->request.continuous_usage) {
+    if (call->request->continuous_usage) {
         bt_text_add_string(out, ",");
         add_usage(call, out, tokens_told(call));
     }
@@ -181,9 +185,8 @@ static void add_usage_event(api_call *call) {
 
 static void add_error_event(api_call *call) {
     const api_finish *finish = api_samples_worst(call);
-    api_sample *s = &call->samples[call->current];
-    const reply_range nothing = empty_range(s);
-    reply_writer_start(&call->writer, &s->generation, &s->store, &nothing);
+    const reply_range nothing = empty_range(&call->samples[call->current]);
+    api_start_writer(call, call->current, &nothing);
     bt_text *out = reply_writer_literal(&call->writer);
     bt_text_add_string(out, "data: {\"error\":{\"message\":");
     add_quoted(out, finish->text);
@@ -194,7 +197,7 @@ static void add_error_event(api_call *call) {
 /* There is something to say of the range. */
 static bool is_delta_due(const api_call *call, const reply_range *next) {
     bool has_rows = next->row_to > next->row_from;
-    return next->text_to > next->text_from || (call->request.wants_logprob && has_rows);
+    return next->text_to > next->text_from || (call->request->wants_logprob && has_rows);
 }
 
 bool api_chat_add_event(api_call *call, uint32_t sample, const reply_range *next) {
@@ -233,13 +236,14 @@ static bool add_next_finish(api_call *call) {
         s->chat_stage = API_CHAT_OVER;
         call->current = i;
         const bool is_last = i + 1 == api_samples_of(call);
-        call->is_closed = is_last && !call->request.includes_usage;
+        call->is_closed = is_last && !call->request->includes_usage;
         return true;
     }
     return false;
 }
 
 bool api_chat_add_closing(api_call *call) {
+    if (!api_samples_are_over(call)) return false;
     for (uint32_t i = 0; i < api_samples_of(call); i++) {
         if (call->samples[i].chat_stage < API_CHAT_FINISH) return false;
     }

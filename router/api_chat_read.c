@@ -393,7 +393,7 @@ static void read_prompt(api_reader *reader, const api_fields *fields) {
     }
 }
 
-void api_chat_read(api_reader *reader, const bt_json *root) {
+static void read_item(api_reader *reader, const bt_json *root) {
     api_request *request = reader->request;
     api_fields fields, parameters;
     api_sampling sampling = {.is_open_ended = true};
@@ -419,4 +419,11 @@ void api_chat_read(api_reader *reader, const bt_json *root) {
     read_prompt(reader, &fields);
     if (reader->failure->http_status != 0) return;
     api_sampling_fit_context(reader->model, &sampling, request, reader->failure);
+}
+
+void api_chat_read(api_reader *reader, const bt_json *root) {
+    if (!api_items_create(reader, 1)) return;
+    api_item_begin(reader, 0);
+    read_item(reader, root);
+    (void)api_item_end(reader);
 }

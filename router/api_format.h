@@ -4,9 +4,28 @@
 
 #include "router/api_call.h"
 
-/* The number of samples of the request. */
 static inline uint32_t api_samples_of(const api_call *call) {
-    return call->request.generation.samples;
+    return call->sample_count;
+}
+
+/* The answer is a list: a list was given, or several samples asked for. */
+static inline bool api_is_list(const api_call *call) {
+    return call->batch.is_list || call->sample_count > 1;
+}
+
+/* The item of a sample, and what was asked of it. */
+static inline api_item *api_item_of(const api_call *call, uint32_t sample) {
+    return &call->items[call->samples[sample].item];
+}
+static inline const api_request *api_request_of(const api_call *call, uint32_t sample) {
+    return api_item_of(call, sample)->request;
+}
+
+/* Begins another text over a range of a sample. */
+static inline void api_start_writer(api_call *call, uint32_t sample, const reply_range *range) {
+    api_sample *s = &call->samples[sample];
+    reply_writer_start(&call->writer, &s->generation, &s->store, &api_item_of(call, sample)->prompt,
+                       range);
 }
 
 /* The meta_info object of a sample over the writer's range. */
@@ -27,7 +46,7 @@ bool api_chat_add_closing(api_call *call);
 
 /* ---- samples (api_sample.c) ------------------------------------------------------------------ */
 
-void api_sample_init(api_call *call, uint32_t sample);
+void api_sample_init(api_call *call, uint32_t sample, uint32_t item);
 void api_sample_fini(api_sample *s);
 /* Takes row records until the sample has ended. */
 BT_MUST_CHECK bt_status api_sample_take_rows(api_call *call, api_sample *s, const uint8_t *records,
@@ -46,7 +65,7 @@ static inline bool api_sample_is_failed(const api_sample *s) {
 }
 /* All samples are over, and all of them failed. */
 bool api_samples_are_failed(const api_call *call);
-bool api_samples_are_over(const api_call *call);
+bool api_samples_are_over(api_call *call);
 /* Of failed samples, what the client is told in place of a reply: 500 before 503 before 400. */
 const api_finish *api_samples_worst(const api_call *call);
 

@@ -172,17 +172,24 @@ static void read_prompt(api_reader *reader, const api_fields *fields) {
     }
 }
 
-void api_generate_read(api_reader *reader, const bt_json *root) {
-    api_fields fields;
+static void read_item(api_reader *reader, api_fields *fields) {
     api_sampling sampling = {.max_new_tokens = API_MAX_NEW_DEFAULT};
-    api_fields_collect(&fields, root, NAMES, GENERATE_FIELD_COUNT, reader->failure, NULL, NULL);
-    read_flags(reader, &fields);
-    read_sampling(reader, &fields, &sampling);
+    read_flags(reader, fields);
+    read_sampling(reader, fields, &sampling);
     if (reader->request->generation.mask_mode != ROW_MASK_OFF)
         api_sampling_admit_mask(reader->settings, &sampling, reader->failure);
     if (reader->failure->http_status != 0) return;
-    read_prompt(reader, &fields);
+    read_prompt(reader, fields);
     if (reader->failure->http_status == 0) read_logprob_start(reader);
     if (reader->failure->http_status != 0) return;
     api_sampling_fit_context(reader->model, &sampling, reader->request, reader->failure);
+}
+
+void api_generate_read(api_reader *reader, const bt_json *root) {
+    api_fields fields;
+    api_fields_collect(&fields, root, NAMES, GENERATE_FIELD_COUNT, reader->failure, NULL, NULL);
+    if (!api_items_create(reader, 1)) return;
+    api_item_begin(reader, 0);
+    read_item(reader, &fields);
+    (void)api_item_end(reader);
 }

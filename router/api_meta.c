@@ -23,7 +23,7 @@ static void add_abort(const api_finish *finish, bt_text *out) {
 }
 
 void api_finish_add(const api_call *call, uint32_t sample, bt_text *out) {
-    const api_request *request = &call->request;
+    const api_request *request = api_request_of(call, sample);
     const api_sample *s = &call->samples[sample];
     uint32_t index = s->generation.stop_index;
     switch (s->finish.kind) {
@@ -57,7 +57,7 @@ static void add_list(api_call *call, const char *name, reply_piece_kind kind) {
 /* The same of the prompt; `kind` of what was asked for and belongs into this event. In a stream of
  * deltas that is the first event of a sample. */
 static void add_input_list(api_call *call, const char *name, reply_piece_kind kind) {
-    const prompt_logprobs *prompt = &call->prompt;
+    const prompt_logprobs *prompt = call->writer.prompt;
     const bool has_any = prompt->is_wanted && prompt_logprobs_is_complete(prompt);
     if (has_any && call->writer.range.row_from == 0) {
         add_list(call, name, kind);
@@ -67,7 +67,7 @@ static void add_input_list(api_call *call, const char *name, reply_piece_kind ki
 }
 
 static void add_logprob_lists(api_call *call) {
-    const proto_generation *asked = &call->request.generation;
+    const proto_generation *asked = &call->writer.request->generation;
     add_input_list(call, "input_token_logprobs", REPLY_INPUT_LOGPROBS);
     add_list(call, "output_token_logprobs", REPLY_LOGPROBS);
     bt_text_add_format(reply_writer_literal(&call->writer), "\"output_token_logprobs_length\":%u,",
@@ -83,7 +83,7 @@ static void add_logprob_lists(api_call *call) {
 }
 
 static void add_lists(api_call *call) {
-    const api_request *request = &call->request;
+    const api_request *request = call->writer.request;
     uint32_t rows = call->writer.range.row_to;
     if (request->wants_logprob) add_logprob_lists(call);
     /* Without any row the three keys are absent, as when no mask was asked for. */
@@ -97,11 +97,12 @@ static void add_lists(api_call *call) {
 
 /* Several samples have ids of their own. */
 static void add_id(const api_call *call, uint32_t sample, bt_text *out) {
+    const api_item *item = api_item_of(call, sample);
     char id[API_RID_MAX + 16];
-    if (api_samples_of(call) > 1) {
-        snprintf(id, sizeof(id), "%s_%u", call->request.rid, sample);
+    if (item->sample_count > 1) {
+        snprintf(id, sizeof(id), "%s_%u", item->request->rid, sample - item->first_sample);
     } else {
-        snprintf(id, sizeof(id), "%s", call->request.rid);
+        snprintf(id, sizeof(id), "%s", item->request->rid);
     }
     add_quoted(out, id);
 }
@@ -116,13 +117,13 @@ void api_meta_add(api_call *call, uint32_t sample) {
     api_finish_add(call, sample, out);
     bt_text_add_format(
         out, ",\"prompt_tokens\":%u,\"weight_version\":\"default\",\"num_retractions\":%u,",
-        call->request.prompt.count, call->samples[sample].retractions);
+        call->writer.request->prompt.count, call->samples[sample].retractions);
     add_lists(call);
     out = reply_writer_literal(&call->writer);
     bt_text_add_format(out,
                        "\"reasoning_tokens\":0,\"completion_tokens\":%u,\"cached_tokens\":%u,"
                        "\"cached_tokens_details\":null,\"dp_rank\":null,\"e2e_latency\":",
-                       call->writer.range.row_to, call->cached_tokens);
+                       call->writer.range.row_to, api_item_of(call, sample)->cached_tokens);
     bt_json_add_double(out, (double)(now_us - call->options.started_us) / 1e6);
     bt_text_add_string(out, ",\"response_sent_to_client_ts\":");
     bt_json_add_double(out, time->wall_seconds(time->context));

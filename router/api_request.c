@@ -11,7 +11,7 @@
 
 enum { WHOLE_COUNT_BYTES = 1 << 20 /* longer texts are not tokenized only to tell their length */ };
 
-void api_request_fini(api_request *request) {
+static void request_fini(api_request *request) {
     token_list_fini(&request->prompt);
     token_list_fini(&request->biases);
     token_list_fini(&request->logprob_ids);
@@ -22,7 +22,14 @@ void api_request_fini(api_request *request) {
     }
     bt_free(request->stop_texts);
     bt_free(request->stop_bytes);
-    memset(request, 0, sizeof(*request));
+}
+
+void api_batch_fini(api_batch *batch) {
+    for (uint32_t i = 0; i < batch->count; i++) {
+        request_fini(&batch->items[i]);
+    }
+    bt_free(batch->items);
+    memset(batch, 0, sizeof(*batch));
 }
 
 static bool fail_too_long(const api_reader *reader, uint64_t tokens, bool is_more) {
@@ -128,23 +135,45 @@ uint32_t api_mask_mode_read(api_fields *fields, size_t flag, size_t mode) {
     return is_support ? ROW_MASK_SUPPORT : ROW_MASK_SELECTED;
 }
 
-bool api_request_read(api_kind kind, const char *body, size_t bytes, const api_settings *settings,
-                      const api_model *model, api_request *out, api_failure *failure_out) {
+static bool fail_memory(const api_reader *reader) {
+    return api_fail(reader->failure, 503, API_ERROR_GENERATE, "the router is out of memory");
+}
+
+bool api_items_create(api_reader *reader, uint32_t count) {
+    api_batch *batch = reader->batch;
+    if (reader->failure->http_status != 0) return false;
+    batch->items = bt_calloc(count, sizeof(*batch->items));
+    if (batch->items == NULL) return fail_memory(reader);
+    batch->count = count;
+    return true;
+}
+
+void api_item_begin(api_reader *reader, uint32_t index) {
+    const api_settings *settings = reader->settings;
+    api_request *request = &reader->batch->items[index];
+    reader->request = request;
+    reader->logprob_start = -1;
+    request->kind = reader->kind;
+    request->skips_special = true;
+    request->stream_interval = settings->stream_interval;
+    request->generation = proto_generation_default();
+    request->generation.vocab_limit = tokenizer_vocab_count(settings->tokenizer);
+    request->generation.filter = settings->sampling_filter;
+}
+
+bool api_item_end(api_reader *reader) {
+    if (reader->failure->http_status != 0) return false;
+    return api_words_join(reader->request) == BT_OK || fail_memory(reader);
+}
+
+bool api_batch_read(api_kind kind, const char *body, size_t bytes, const api_settings *settings,
+                    const api_model *model, api_batch *out, api_failure *failure_out) {
     bt_json root;
     bt_error error;
-    api_reader reader = {.settings = settings,
-                         .model = model,
-                         .request = out,
-                         .failure = failure_out,
-                         .logprob_start = -1};
+    api_reader reader = {
+        .settings = settings, .model = model, .kind = kind, .batch = out, .failure = failure_out};
     memset(out, 0, sizeof(*out));
     memset(failure_out, 0, sizeof(*failure_out));
-    out->kind = kind;
-    out->skips_special = true;
-    out->stream_interval = settings->stream_interval;
-    out->generation = proto_generation_default();
-    out->generation.vocab_limit = tokenizer_vocab_count(settings->tokenizer);
-    out->generation.filter = settings->sampling_filter;
     if (bt_json_parse(body, bytes, &root, &error) != BT_OK) {
         (void)api_fail(failure_out, 400, API_ERROR_SCHEMA, "%s", error.text);
     } else if (root.kind != BT_JSON_OBJECT) {
@@ -158,10 +187,8 @@ bool api_request_read(api_kind kind, const char *body, size_t bytes, const api_s
     } else {
         api_chat_read(&reader, &root);
     }
-    if (failure_out->http_status == 0 && api_words_join(out) != BT_OK)
-        (void)api_fail(failure_out, 503, API_ERROR_GENERATE, "the router is out of memory");
     if (failure_out->http_status == 0) return true;
     if (kind == API_CHAT) failure_out->shape = API_ERROR_OPENAI;
-    api_request_fini(out);
+    api_batch_fini(out);
     return false;
 }

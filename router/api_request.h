@@ -2,8 +2,10 @@
  * against the model, and tokenized. Pure but for the entropy of seeds and ids; runs on the
  * tokenizer threads.
  *
- * An api_request owns everything it points to. What cannot be served is an api_failure: the HTTP
- * status, the shape of its body and one sentence. */
+ * An *api_request* is one prompt with its n samples, one request to the workers; what one HTTP
+ * request asks for is an *api_batch* of them, its *items*: one, or as many as its list has prompts.
+ * A batch owns its items and everything they point to. What cannot be served is an api_failure: the
+ * HTTP status, the shape of its body and one sentence. */
 #ifndef BT_ROUTER_API_REQUEST_H
 #define BT_ROUTER_API_REQUEST_H
 
@@ -88,11 +90,18 @@ typedef struct api_request {
     bool continuous_usage;
 } api_request;
 
+/* The items are alike in kind, streams and what is chat only. */
+typedef struct api_batch {
+    api_request *items; /* [count], at least one */
+    uint32_t count;
+    bool is_list; /* the client gave a list, so it gets one, also of one item */
+} api_batch;
+
 /* Reads `body` [bytes]. false: *failure_out says why. On success *out is filled and owned by the
- * caller, who ends it with api_request_fini. */
-BT_MUST_CHECK bool api_request_read(api_kind kind, const char *body, size_t bytes,
-                                    const api_settings *settings, const api_model *model,
-                                    api_request *out, api_failure *failure_out);
-void api_request_fini(api_request *request);
+ * caller, who ends it with api_batch_fini. */
+BT_MUST_CHECK bool api_batch_read(api_kind kind, const char *body, size_t bytes,
+                                  const api_settings *settings, const api_model *model,
+                                  api_batch *out, api_failure *failure_out);
+void api_batch_fini(api_batch *batch);
 
 #endif

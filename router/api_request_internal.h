@@ -8,14 +8,23 @@
 typedef struct api_reader {
     const api_settings *settings;
     const api_model *model;
-    api_request *request;
+    api_kind kind;
+    api_batch *batch;
+    api_request *request; /* the item that is being read */
     api_failure *failure;
     chat_options chat;
     int64_t logprob_start; /* as given; -1: of the output only */
 } api_reader;
 
+/* An endpoint makes the items, then reads each between begin and end. All return false, or do
+ * nothing, once there is a failure. */
 void api_generate_read(api_reader *reader, const bt_json *root);
 void api_chat_read(api_reader *reader, const bt_json *root);
+
+bool api_items_create(api_reader *reader, uint32_t count);
+/* reader->request becomes the item, with its defaults. */
+void api_item_begin(api_reader *reader, uint32_t index);
+bool api_item_end(api_reader *reader);
 
 /* Fill request->prompt. false: reader->failure says why. */
 bool api_prompt_from_text(api_reader *reader, const bt_json *value);

@@ -8,9 +8,10 @@
 #include "router/api_format.h"
 #include "router/http_status.h"
 
-void api_sample_init(api_call *call, uint32_t sample) {
+void api_sample_init(api_call *call, uint32_t sample, uint32_t item) {
     api_sample *s = &call->samples[sample];
-    generation_init(&s->generation, &call->request, call->options.settings->tokenizer);
+    s->item = item;
+    generation_init(&s->generation, call->items[item].request, call->options.settings->tokenizer);
     reply_store_init(&s->store, call->options.limits);
 }
 
@@ -20,6 +21,11 @@ void api_sample_fini(api_sample *s) {
 }
 
 /* ---- failures -------------------------------------------------------------------------------- */
+
+static void want_cancel(api_call *call, api_sample *s) {
+    s->wants_cancel = true;
+    call->items[s->item].wants_cancel = true;
+}
 
 void api_sample_abort(api_sample *s, int http_status, const char *text) {
     if (api_sample_is_over(s)) return;
@@ -38,7 +44,7 @@ void api_sample_fail(api_call *call, api_sample *s, bt_status status) {
     } else {
         api_sample_abort(s, http_status_of(status), bt_status_string(status));
     }
-    s->wants_cancel = true;
+    want_cancel(call, s);
 }
 
 /* The three sentences that clients look for are kept word for word. */
@@ -113,11 +119,12 @@ static bool has_numbers(const token_row *row) {
 
 static bt_status take_row(api_call *call, api_sample *s, const uint8_t *record,
                           const token_row *row, size_t bytes) {
+    const api_item *item = &call->items[s->item];
     if (!has_numbers(row)) return BT_ERR_WORKER_INTERNAL;
-    if (row->id_logprob_count != call->request.generation.logprob_id_count)
+    if (row->id_logprob_count != item->request->generation.logprob_id_count)
         return BT_ERR_PEER_PROTOCOL;
     /* The row first: what a failure sends covers the tokens that were taken, each with its row. */
-    bt_status status = call->stores_rows ? reply_store_append(&s->store, record, bytes) : BT_OK;
+    bt_status status = item->stores_rows ? reply_store_append(&s->store, record, bytes) : BT_OK;
     if (status != BT_OK) return status;
     return generation_push(&s->generation, row->token);
 }
@@ -136,18 +143,19 @@ bt_status api_sample_take_rows(api_call *call, api_sample *s, const uint8_t *rec
         at += used;
         if (status != BT_OK || !s->generation.is_stopped) continue;
         s->finish.kind = API_FINISH_STOP_STRING;
-        s->wants_cancel = true;
+        want_cancel(call, s);
     }
     return status;
 }
 
 /* ---- all samples ----------------------------------------------------------------------------- */
 
-bool api_samples_are_over(const api_call *call) {
-    for (uint32_t i = 0; i < api_samples_of(call); i++) {
-        if (!api_sample_is_over(&call->samples[i])) return false;
-    }
-    return true;
+/* Once over is over for good, so it is enough to know up to where all are. */
+bool api_samples_are_over(api_call *call) {
+    while (call->over_count < call->sample_count &&
+           api_sample_is_over(&call->samples[call->over_count]))
+        call->over_count++;
+    return call->over_count == call->sample_count;
 }
 
 bool api_samples_are_failed(const api_call *call) {

@@ -19,7 +19,8 @@ typedef struct front_options {
     intake *intake;
     uint32_t intake_threads;
     uint32_t threads;
-    uint32_t flows_per_thread_max; /* requests to generate at once, beyond: 503 */
+    /* Requests to the workers at once, each item of a batch one: beyond them 503. */
+    uint32_t flows_per_thread_max;
     proto_address address;
     http_server_options http; /* connections_max is of all threads together */
     reply_limits *limits;

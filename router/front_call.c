@@ -47,44 +47,54 @@ static api_output output_of(front_call *call) {
         .begin = begin, .add = add, .end = end, .cut = cut, .room = room, .context = call};
 }
 
-static void cancel(void *context) {
+static void cancel(void *context, uint32_t item) {
     front_call *call = context;
-    control_cancel(call->thread->front->options.control, &call->flow);
+    control_cancel(call->thread->front->options.control, &call->flows[item].flow);
 }
 
-static void cancel_sample(void *context, uint32_t sample) {
+static void cancel_sample(void *context, uint32_t item, uint32_t sample) {
     front_call *call = context;
-    control_cancel_sample(call->thread->front->options.control, &call->flow, sample);
+    control_cancel_sample(call->thread->front->options.control, &call->flows[item].flow, sample);
 }
 
-static void grant(void *context, uint32_t sample, uint64_t bytes) {
+static void grant(void *context, uint32_t item, uint32_t sample, uint64_t bytes) {
     front_call *call = context;
-    control_grant(call->thread->front->options.control, &call->flow, sample, bytes);
+    control_grant(call->thread->front->options.control, &call->flows[item].flow, sample, bytes);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+/* All but what the control thread may still look at. */
 static void free_parts(front_call *call) {
     front_thread *thread = call->thread;
+    budget *bodies = thread->front->options.http.body_budget;
     if (call->previous != NULL) {
         call->previous->next = call->next;
     } else {
         thread->calls = call->next;
     }
     if (call->next != NULL) call->next->previous = call->previous;
-    thread->call_count--;
-    http_server_body_free(thread->front->options.http.body_budget, call->body,
-                          call->job.body_bytes);
+    http_server_body_free(bodies, call->body, call->job.body_bytes);
+    budget_give(bodies, call->held_bytes);
     if (call->has_call) {
         api_call_fini(&call->call);
     } else if (call->job.is_good) {
-        api_request_fini(&call->job.request);
+        api_batch_fini(&call->job.batch);
     }
 }
 
+static void free_flows(front_call *call) {
+    bt_free(call->flows);
+    bt_free(call->samples);
+    bt_free(call);
+}
+
+/* On the control thread. */
 static void on_free(control_flow *flow) {
-    bt_free(flow->samples);
-    bt_free(flow);
+    front_call *call = ((front_flow *)flow)->call;
+    atomic_fetch_sub(&call->thread->flow_count, 1);
+    call->flows_left--;
+    if (call->flows_left == 0) free_flows(call);
 }
 
 /* Of the first sample. */
@@ -100,31 +110,53 @@ static const char *finish_name(const api_call *call) {
 }
 
 static void log_end(const front_call *call) {
-    const api_request *request = &call->call.request;
+    const api_request *request = call->call.request;
     uint64_t us = bt_clock_now_us(&call->thread->front->clock) - call->started_us;
-    bt_log_debug("http", "request %s: %u prompt tokens, %u tokens in %.1f ms, ended by %s",
-                 request->rid, request->prompt.count, api_call_tokens(&call->call),
-                 (double)us / 1000, finish_name(&call->call));
+    bt_log_debug("http",
+                 "request %s of %u prompts: %u prompt tokens in the first, %u tokens in %.1f ms, "
+                 "ended by %s",
+                 request->rid, call->flow_count, request->prompt.count,
+                 api_call_tokens(&call->call), (double)us / 1000, finish_name(&call->call));
 }
 
-/* Frees the call once nobody needs it: at once, or through the control thread that may still have
- * commands of it in its ring. */
+/* Frees the call once nobody needs it, through the control thread that may still have commands of
+ * its flows in its ring. */
 static void release_if_over(front_call *call) {
     if (call->thread->is_stopping) return; /* front_calls_free does */
     if (call->exchange != NULL || !call->call.has_ended) return;
     control *c = call->thread->front->options.control;
     if (bt_log_is_enabled(BT_LOG_DEBUG)) log_end(call);
     free_parts(call);
-    control_release(c, &call->flow);
+    /* With the last release the call may be gone. */
+    front_flow *flows = call->flows;
+    const uint32_t count = call->flow_count;
+    call->flows_left = count;
+    for (uint32_t i = 0; i < count; i++) {
+        control_release(c, &flows[i].flow);
+    }
 }
 
+/* Of a call that the control thread does not know (any more). */
 static void drop(front_call *call) {
+    atomic_fetch_sub(&call->thread->flow_count, call->flow_count > 0 ? call->flow_count : 1);
     free_parts(call);
-    bt_free(call->flow.samples);
-    bt_free(call);
+    free_flows(call);
 }
 
 static const char STOPPING[] = "the router is stopping";
+static const char NO_MEMORY[] = "the router is out of memory";
+static const char TOO_MANY[] = "too many requests are being served";
+
+static void end_item(front_call *call, uint32_t item) {
+    const control_flow *flow = &call->flows[item].flow;
+    dispatch_end end = {
+        .status = BT_ERR_REQUEST_NO_WORKER, .finish = PROTO_FINISH_ERROR, .http_status = 503};
+    memcpy(end.text, STOPPING, sizeof(STOPPING));
+    for (uint32_t i = 0; i < flow->request.generation.samples; i++) {
+        if (!flow->samples[i].is_told) api_call_on_sample_end(&call->call, item, i, &end);
+    }
+    api_call_on_end(&call->call, item, &end);
+}
 
 /* Before its first token a request gets a 503, in the middle of a stream an event that says so. */
 static void end_call(front_call *call) {
@@ -133,14 +165,10 @@ static void end_call(front_call *call) {
         api_failure failure = {.http_status = 503, .shape = API_ERROR_OPENAI};
         memcpy(failure.text, STOPPING, sizeof(STOPPING));
         api_answer_failure(&output, &failure);
-    } else if (!call->call.has_ended) {
-        dispatch_end end = {
-            .status = BT_ERR_REQUEST_NO_WORKER, .finish = PROTO_FINISH_ERROR, .http_status = 503};
-        memcpy(end.text, STOPPING, sizeof(STOPPING));
-        for (uint32_t i = 0; i < call->flow.request.generation.samples; i++) {
-            if (!call->flow.samples[i].is_told) api_call_on_sample_end(&call->call, i, &end);
-        }
-        api_call_on_end(&call->call, &end);
+        return;
+    }
+    for (uint32_t i = 0; i < call->flow_count; i++) {
+        if (!call->call.items[i].has_ended) end_item(call, i);
     }
 }
 
@@ -189,12 +217,11 @@ void front_generate(front_thread *thread, http_exchange *exchange, api_kind kind
                     size_t body_bytes) {
     const front_options *options = &thread->front->options;
     front_call *call = NULL;
-    const bool has_room = thread->call_count < options->flows_per_thread_max;
+    const bool has_room = atomic_load(&thread->flow_count) < options->flows_per_thread_max;
     if (has_room && !thread->is_stopping) call = bt_calloc(1, sizeof(*call));
     if (call == NULL) {
         http_server_body_free(options->http.body_budget, body, body_bytes);
-        refuse(exchange, kind, 503,
-               thread->is_stopping ? STOPPING : "too many requests are being served");
+        refuse(exchange, kind, 503, thread->is_stopping ? STOPPING : TOO_MANY);
         return;
     }
     call->thread = thread;
@@ -206,7 +233,7 @@ void front_generate(front_thread *thread, http_exchange *exchange, api_kind kind
     call->next = thread->calls;
     if (call->next != NULL) call->next->previous = call;
     thread->calls = call;
-    thread->call_count++;
+    atomic_fetch_add(&thread->flow_count, 1);
     if (!intake_give(options->intake, thread->index, &call->job)) {
         drop(call);
         refuse(exchange, kind, 503, "too many requests are being read");
@@ -217,38 +244,47 @@ void front_generate(front_thread *thread, http_exchange *exchange, api_kind kind
 }
 
 /* What the flow refers to stays where it is until the flow is released. */
-static bool fill_flow(front_call *call, const api_request *request) {
-    control_flow *flow = &call->flow;
-    flow->samples = bt_calloc(request->generation.samples, sizeof(*flow->samples));
-    flow->thread = call->thread->index;
-    flow->rid = request->rid;
-    flow->on_free = on_free;
-    flow->request = (dispatch_request){
+static void fill_flow(front_call *call, uint32_t item, control_sample *samples) {
+    const api_request *request = call->call.items[item].request;
+    front_flow *at = &call->flows[item];
+    at->call = call;
+    at->item = item;
+    at->flow.samples = samples;
+    at->flow.thread = call->thread->index;
+    at->flow.rid = request->rid;
+    at->flow.on_free = on_free;
+    at->flow.request = (dispatch_request){
         .words = request->prompt.ids,
         .prompt_tokens = request->prompt.count,
         .generation = request->generation,
         .is_credited = request->streams,
     };
-    return flow->samples != NULL;
 }
 
-static void answer_no_memory(front_call *call) {
+static void answer_busy(front_call *call, const char *text) {
     api_output output = output_of(call);
     api_failure failure = {.http_status = 503,
                            .shape = call->job.kind == API_GENERATE ? API_ERROR_GENERATE
                                                                    : API_ERROR_OPENAI};
-    static const char text[] = "the router is out of memory";
-    memcpy(failure.text, text, sizeof(text));
+    snprintf(failure.text, sizeof(failure.text), "%s", text);
     api_answer_failure(&output, &failure);
     drop(call);
 }
 
-static void start_call(front_call *call) {
+/* As many flows as there are items. false: there is no room for them. */
+static bool take_flows(front_call *call, uint32_t count) {
+    front_thread *thread = call->thread;
+    const uint32_t max = thread->front->options.flows_per_thread_max;
+    /* Only this thread adds to the number. */
+    if (count - 1 > max - atomic_load(&thread->flow_count)) return false;
+    atomic_fetch_add(&thread->flow_count, count - 1);
+    call->flow_count = count;
+    return true;
+}
+
+static bool create_call(front_call *call) {
     front *f = call->thread->front;
-    if (!fill_flow(call, &call->job.request)) {
-        answer_no_memory(call);
-        return;
-    }
+    const uint32_t count = call->flow_count;
     const api_call_options options = {
         .settings = f->options.settings,
         .limits = f->options.limits,
@@ -261,13 +297,47 @@ static void start_call(front_call *call) {
         .scratch = &call->thread->scratch,
         .started_us = call->started_us,
     };
-    if (api_call_init(&call->call, &options, &call->job.request) != BT_OK) {
-        answer_no_memory(call);
+    call->flows = bt_calloc(count, sizeof(*call->flows));
+    call->has_call =
+        call->flows != NULL && api_call_init(&call->call, &options, &call->job.batch) == BT_OK;
+    if (!call->has_call) return false;
+    call->job.is_good = false; /* the batch was moved */
+    call->samples = bt_calloc(call->call.sample_count, sizeof(*call->samples));
+    return call->samples != NULL;
+}
+
+/* Bytes of the prompts, which stay as long as the call. */
+static uint64_t prompt_bytes(const api_batch *batch) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        bytes += (uint64_t)batch->items[i].prompt.capacity * sizeof(int32_t);
+    }
+    return bytes;
+}
+
+static void start_call(front_call *call) {
+    front *f = call->thread->front;
+    const api_batch *batch = &call->job.batch;
+    const uint64_t bytes = prompt_bytes(batch);
+    if (!take_flows(call, batch->count)) {
+        answer_busy(call, TOO_MANY);
         return;
     }
-    call->has_call = true;
-    call->flow.rid = call->call.request.rid; /* the request was moved */
-    control_submit(f->options.control, &call->flow);
+    if (!budget_take(f->options.http.body_budget, bytes)) {
+        answer_busy(call, "the prompts being served need more than --body-memory");
+        return;
+    }
+    call->held_bytes = bytes;
+    if (!create_call(call)) {
+        answer_busy(call, NO_MEMORY);
+        return;
+    }
+    for (uint32_t i = 0; i < call->flow_count; i++) {
+        fill_flow(call, i, call->samples + call->call.items[i].first_sample);
+    }
+    for (uint32_t i = 0; i < call->flow_count; i++) {
+        control_submit(f->options.control, &call->flows[i].flow);
+    }
 }
 
 static void take_job(front_call *call) {
@@ -302,24 +372,28 @@ void front_on_intake(void *context) {
     } while (!bt_ring_arm(ring));
 }
 
-static void take_batch(front_call *call, const control_batch *batch) {
+static void take_batch(front_flow *flow, const control_batch *batch) {
+    front_call *call = flow->call;
     /* The router is stopping, and the call was told so. */
-    if (call->call.has_ended) return;
+    if (call->call.items[flow->item].has_ended) return;
+    const dispatch_rows rows = {.sample = batch->sample,
+                                .records = batch->payload,
+                                .bytes = batch->bytes,
+                                .cached_tokens = batch->cached_tokens};
     const dispatch_prompt_logprobs logprobs = {.first_position = batch->first_position,
                                                .count = batch->count,
                                                .entries = batch->payload,
                                                .bytes = batch->bytes};
     switch (batch->kind) {
-    case CONTROL_ROWS:
-        api_call_on_rows(&call->call, batch->sample, batch->payload, batch->bytes,
-                         batch->cached_tokens);
+    case CONTROL_ROWS: api_call_on_rows(&call->call, flow->item, &rows); break;
+    case CONTROL_PROMPT_LOGPROBS:
+        api_call_on_prompt_logprobs(&call->call, flow->item, &logprobs);
         break;
-    case CONTROL_PROMPT_LOGPROBS: api_call_on_prompt_logprobs(&call->call, &logprobs); break;
     case CONTROL_SAMPLE_END:
-        call->flow.samples[batch->sample].is_told = true;
-        api_call_on_sample_end(&call->call, batch->sample, batch->end);
+        flow->flow.samples[batch->sample].is_told = true;
+        api_call_on_sample_end(&call->call, flow->item, batch->sample, batch->end);
         break;
-    case CONTROL_END: api_call_on_end(&call->call, batch->end); break;
+    case CONTROL_END: api_call_on_end(&call->call, flow->item, batch->end); break;
     }
 }
 
@@ -331,10 +405,10 @@ void front_on_control(void *context) {
     do {
         control_batch *batch;
         while ((batch = control_next(c, thread->index)) != NULL) {
-            front_call *call = (front_call *)batch->flow;
-            take_batch(call, batch);
+            front_flow *flow = (front_flow *)batch->flow;
+            take_batch(flow, batch);
             control_batch_free(c, batch);
-            release_if_over(call);
+            release_if_over(flow->call);
         }
     } while (!bt_ring_arm(ring));
 }

@@ -3,28 +3,44 @@
 #define BT_ROUTER_FRONT_INTERNAL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "proto/listener.h"
 #include "router/front.h"
 
 typedef struct front_thread front_thread;
 
-/* One request to generate, from its body to its last byte.
+typedef struct front_call front_call;
+
+/* One item of a call at the control thread. */
+typedef struct front_flow {
+    control_flow flow; /* first: the control thread gives it back as a flow */
+    front_call *call;
+    uint32_t item;
+} front_flow;
+
+/* One HTTP request to generate, from its body to its last byte.
  *
  *   READING    the intake has the job
- *   RUNNING    the control thread has the flow; ends with its end
- * It is freed when the exchange was answered (or its client left) and neither has it any more. */
-typedef struct front_call {
-    control_flow flow; /* first: the control thread gives it back as a flow */
+ *   RUNNING    the control thread has the flows, one for each item; ends with the last one's end
+ * It is over when the exchange was answered (or its client left) and neither has it any more. Then
+ * its flows are released together, and with the last one that the control thread lets go its memory
+ * is freed. */
+struct front_call {
     front_thread *thread;
-    struct front_call *previous, *next;
+    front_call *previous, *next;
     http_exchange *exchange; /* NULL: answered, or the client left */
     char *body;
     intake_job job;
     uint64_t started_us;
-    bool has_call; /* call is initialised */
+    uint64_t held_bytes;     /* of its prompts, charged to the budget of bodies */
+    uint32_t flow_count;     /* 0 while it is read */
+    uint32_t flows_left;     /* once they are released: the control thread's */
+    front_flow *flows;       /* [flow_count] */
+    control_sample *samples; /* of all flows */
+    bool has_call;           /* call is initialised */
     api_call call;
-} front_call;
+};
 
 struct front_thread {
     front *front;
@@ -40,7 +56,9 @@ struct front_thread {
     bool is_stopping; /* requests are refused; calls are kept until all threads have ended */
     uint32_t stop_ticks;
     front_call *calls;
-    uint32_t call_count;
+    /* Requests to the workers, and what is being read counts as one: at most flows_per_thread_max.
+     * The control thread takes off what it has let go, so that its commands never overflow. */
+    _Atomic uint32_t flow_count;
     bt_text scratch;
     api_snapshot snapshot; /* while an answer is made */
 };

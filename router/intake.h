@@ -17,7 +17,7 @@ typedef struct intake_job {
     size_t body_bytes;
     /* Filled by the tokenizer thread. */
     bool is_good;
-    api_request request; /* is_good */
+    api_batch batch;     /* is_good; the giver's */
     api_failure failure; /* not is_good */
 } intake_job;
 

@@ -16,12 +16,9 @@ enum { TEXT_PORTION = 16 * 1024, LITERALS_MAX = 1 << 20 };
 /* What a log-probability of minus infinity prints as: a number, so that clients can read it. */
 static const float LOGPROB_LOWEST = -9999.0f;
 
-void reply_writer_init(reply_writer *writer, const api_request *request, const tokenizer *t,
-                       prompt_logprobs *prompt, uint32_t mask_max_tokens) {
+void reply_writer_init(reply_writer *writer, const tokenizer *t, uint32_t mask_max_tokens) {
     memset(writer, 0, sizeof(*writer));
-    writer->request = request;
     writer->tokenizer = t;
-    writer->prompt = prompt;
     writer->mask_max_tokens = mask_max_tokens;
     bt_text_init(&writer->literals, LITERALS_MAX);
 }
@@ -31,11 +28,13 @@ void reply_writer_fini(reply_writer *writer) {
 }
 
 void reply_writer_start(reply_writer *writer, const generation *g, reply_store *store,
-                        const reply_range *range) {
+                        prompt_logprobs *prompt, const reply_range *range) {
     BT_ASSERT(reply_writer_is_done(writer));
     bt_text_clear(&writer->literals);
     writer->generation = g;
+    writer->request = g->request;
     writer->store = store;
+    writer->prompt = prompt;
     writer->range = *range;
     writer->piece_count = 0;
     writer->piece = 0;

@@ -44,12 +44,12 @@ typedef struct reply_range {
 } reply_range;
 
 typedef struct reply_writer {
-    const api_request *request;
     const tokenizer *tokenizer;
-    prompt_logprobs *prompt;
     uint32_t mask_max_tokens;
     const generation *generation; /* of the sample */
+    const api_request *request;   /* the generation's */
     reply_store *store;
+    prompt_logprobs *prompt;
     bt_text literals;
     reply_piece pieces[REPLY_PIECES_MAX];
     uint32_t piece_count;
@@ -59,12 +59,11 @@ typedef struct reply_writer {
     reply_place place; /* of row `position`, or entry of the prompt */
 } reply_writer;
 
-void reply_writer_init(reply_writer *writer, const api_request *request, const tokenizer *t,
-                       prompt_logprobs *prompt, uint32_t mask_max_tokens);
+void reply_writer_init(reply_writer *writer, const tokenizer *t, uint32_t mask_max_tokens);
 void reply_writer_fini(reply_writer *writer);
 /* Begins another text over `range` of a sample; nothing may be left of the one before. */
 void reply_writer_start(reply_writer *writer, const generation *g, reply_store *store,
-                        const reply_range *range);
+                        prompt_logprobs *prompt, const reply_range *range);
 /* Where the caller appends literal text; valid until the next call. */
 bt_text *reply_writer_literal(reply_writer *writer);
 void reply_writer_add(reply_writer *writer, reply_piece_kind kind);

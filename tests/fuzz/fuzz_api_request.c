@@ -50,14 +50,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
                              .context_tokens = CONTEXT,
                              .eos_count = 1,
                              .eos_ids = {2}};
-    api_request request;
+    api_batch batch;
     api_failure failure;
     if (bytes == 0 || bytes > INPUT_MAX) return 0;
     const api_kind kind = data[0] % 2 == 0 ? API_GENERATE : API_CHAT;
     const char *body = (const char *)data + 1;
-    if (api_request_read(kind, body, bytes - 1, &settings, &model, &request, &failure)) {
-        check_request(&request);
-        api_request_fini(&request);
+    if (api_batch_read(kind, body, bytes - 1, &settings, &model, &batch, &failure)) {
+        BT_ASSERT(batch.count > 0);
+        for (uint32_t i = 0; i < batch.count; i++) {
+            check_request(&batch.items[i]);
+        }
+        api_batch_fini(&batch);
         return 0;
     }
     BT_ASSERT(failure.http_status == 400);

@@ -47,21 +47,31 @@ static size_t on_get_room(void *context) {
     return ((api_fixture *)context)->room;
 }
 
-static void on_cancel(void *context) {
-    ((api_fixture *)context)->cancel_count++;
-}
-
-static void on_cancel_sample(void *context, uint32_t sample) {
+static void on_cancel(void *context, uint32_t item) {
     api_fixture *f = context;
-    assert_int_equal(f->cancelled_samples[sample], 0);
-    assert_false(f->call.samples[sample].has_ended);
-    f->cancelled_samples[sample]++;
+    assert_true(item < f->call.batch.count);
+    assert_false(f->call.items[item].has_ended);
+    f->cancel_count++;
 }
 
-static void on_grant(void *context, uint32_t sample, uint64_t bytes) {
+static uint32_t number_of(const api_fixture *f, uint32_t item, uint32_t sample) {
+    assert_true(item < f->call.batch.count);
+    assert_true(sample < f->call.items[item].sample_count);
+    return f->call.items[item].first_sample + sample;
+}
+
+static void on_cancel_sample(void *context, uint32_t item, uint32_t sample) {
+    api_fixture *f = context;
+    const uint32_t number = number_of(f, item, sample);
+    assert_int_equal(f->cancelled_samples[number], 0);
+    assert_false(f->call.samples[number].has_ended);
+    f->cancelled_samples[number]++;
+}
+
+static void on_grant(void *context, uint32_t item, uint32_t sample, uint64_t bytes) {
     api_fixture *f = context;
     f->granted_bytes += bytes;
-    f->granted[sample] += bytes;
+    f->granted[number_of(f, item, sample)] += bytes;
 }
 
 static uint64_t now_us(void *context) {
@@ -155,7 +165,7 @@ bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
         .scratch = &f->scratch,
         .started_us = f->now_us,
     };
-    api_request request;
+    api_batch batch;
     api_failure failure;
     forget(f);
     /* In a block of its own size, so that a read past the end is seen by the sanitizers. */
@@ -163,15 +173,15 @@ bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
     char *copy = malloc(bytes > 0 ? bytes : 1);
     assert_non_null(copy);
     memcpy(copy, body, bytes);
-    bool is_good = api_request_read(kind, copy, bytes, &f->settings, &f->model, &request, &failure);
+    bool is_good = api_batch_read(kind, copy, bytes, &f->settings, &f->model, &batch, &failure);
     free(copy);
     if (!is_good) {
         api_answer_failure(&output, &failure);
         return false;
     }
-    if (api_call_init(&f->call, &options, &request) != BT_OK) {
+    if (api_call_init(&f->call, &options, &batch) != BT_OK) {
         failure = (api_failure){.http_status = 503, .text = "out of memory"};
-        api_request_fini(&request);
+        api_batch_fini(&batch);
         api_answer_failure(&output, &failure);
         return false;
     }
@@ -187,12 +197,22 @@ void api_fixture_feed(api_fixture *f, uint32_t sample, const token_row *row) {
     size_t bytes = row_record_bytes(token_row_widths(row));
     assert_true(bytes <= sizeof(record));
     row_record_encode(row, (uint8_t *)record);
-    api_call_on_rows(&f->call, sample, (const uint8_t *)record, bytes, f->cached_tokens);
+    const uint32_t item = f->call.samples[sample].item;
+    const dispatch_rows rows = {.sample = sample - f->call.items[item].first_sample,
+                                .records = (const uint8_t *)record,
+                                .bytes = bytes,
+                                .count = 1,
+                                .cached_tokens = f->cached_tokens};
+    api_call_on_rows(&f->call, item, &rows);
+}
+
+static const api_request *asked_of(const api_fixture *f, uint32_t sample) {
+    return f->call.items[f->call.samples[sample].item].request;
 }
 
 void api_fixture_sample_row(api_fixture *f, uint32_t sample, int32_t token, float logprob) {
     const token_row row = {.token = token,
-                           .has_logprob = f->call.request.generation.wants_logprob,
+                           .has_logprob = asked_of(f, sample)->wants_logprob,
                            .token_logprob = logprob};
     api_fixture_feed(f, sample, &row);
 }
@@ -205,7 +225,7 @@ void api_fixture_mask_row(api_fixture *f, int32_t token, float logprob, float se
                           const int32_t *ids, const float *logprobs, uint32_t count) {
     const token_row row = {.token = token,
                            .mask_mode = logprobs != NULL ? ROW_MASK_SUPPORT : ROW_MASK_SELECTED,
-                           .has_logprob = f->call.request.generation.wants_logprob,
+                           .has_logprob = asked_of(f, 0)->wants_logprob,
                            .token_logprob = logprob,
                            .selected_logprob = selected,
                            .support_count = count,
@@ -225,14 +245,20 @@ void api_fixture_text(api_fixture *f, const char *text) {
 }
 
 void api_fixture_prompt(api_fixture *f, uint32_t first, const float *entries, uint32_t count) {
-    const size_t bytes = proto_prompt_logprob_bytes(&f->call.request.generation) * count;
+    api_fixture_item_prompt(f, 0, first, entries, count);
+}
+
+void api_fixture_item_prompt(api_fixture *f, uint32_t item, uint32_t first, const float *entries,
+                             uint32_t count) {
+    const proto_generation *asked = &f->call.items[item].request->generation;
+    const size_t bytes = proto_prompt_logprob_bytes(asked) * count;
     /* In a block of its own size, at no good alignment. */
     uint8_t *copy = malloc(bytes + 1);
     assert_non_null(copy);
     memcpy(copy + 1, entries, bytes);
     const dispatch_prompt_logprobs given = {
         .first_position = first, .count = count, .entries = copy + 1, .bytes = bytes};
-    api_call_on_prompt_logprobs(&f->call, &given);
+    api_call_on_prompt_logprobs(&f->call, item, &given);
     free(copy);
 }
 
@@ -248,7 +274,8 @@ static dispatch_end end_of(const api_fixture *f, const dispatch_end *end, uint32
 
 static void end_sample(api_fixture *f, uint32_t sample, const dispatch_end *end) {
     const dispatch_end told = end_of(f, end, sample);
-    api_call_on_sample_end(&f->call, sample, &told);
+    const uint32_t item = f->call.samples[sample].item;
+    api_call_on_sample_end(&f->call, item, sample - f->call.items[item].first_sample, &told);
 }
 
 static dispatch_end failure_of(bt_status status, int http_status, const char *text) {
@@ -275,12 +302,23 @@ void api_fixture_sample_fail(api_fixture *f, uint32_t sample, bt_status status, 
 }
 
 /* As the dispatch does: every sample that has not ended, then the request. */
-static void end(api_fixture *f, const dispatch_end *end) {
-    for (uint32_t i = 0; i < f->call.request.generation.samples; i++) {
-        if (!f->call.samples[i].has_ended) end_sample(f, i, end);
+static void end_item(api_fixture *f, uint32_t item, const dispatch_end *end) {
+    const uint32_t first = f->call.items[item].first_sample;
+    for (uint32_t i = 0; i < f->call.items[item].sample_count; i++) {
+        if (!f->call.samples[first + i].has_ended) end_sample(f, first + i, end);
     }
-    const dispatch_end told = end_of(f, end, 0);
-    api_call_on_end(&f->call, &told);
+    const dispatch_end told = end_of(f, end, first);
+    api_call_on_end(&f->call, item, &told);
+}
+
+static void end(api_fixture *f, const dispatch_end *end) {
+    for (uint32_t i = 0; i < f->call.batch.count; i++) {
+        if (!f->call.items[i].has_ended) end_item(f, i, end);
+    }
+}
+
+void api_fixture_item_length(api_fixture *f, uint32_t item) {
+    end_item(f, item, &LENGTH);
 }
 
 void api_fixture_length(api_fixture *f) {

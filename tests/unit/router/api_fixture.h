@@ -30,7 +30,7 @@ typedef struct api_fixture {
     unsigned begin_count, end_count, cut_count;
     size_t room; /* SIZE_MAX: as much as wanted */
     /* What the backend was told. */
-    unsigned cancel_count;
+    unsigned cancel_count; /* of items */
     unsigned cancelled_samples[PROTO_SAMPLES_MAX];
     uint64_t granted_bytes; /* of all samples */
     uint64_t granted[PROTO_SAMPLES_MAX];
@@ -44,7 +44,7 @@ int api_fixture_tear_down(void **state);
 
 /* Starts a request. true: it waits for rows; false: it was answered (with an error). */
 bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body);
-/* One row of a sample. */
+/* One row of a sample; those of all items of a batch are counted through. */
 void api_fixture_feed(api_fixture *f, uint32_t sample, const token_row *row);
 void api_fixture_sample_row(api_fixture *f, uint32_t sample, int32_t token, float logprob);
 /* The bytes of text, one token each. */
@@ -56,12 +56,16 @@ void api_fixture_mask_row(api_fixture *f, int32_t token, float logprob, float se
 void api_fixture_text(api_fixture *f, const char *text);
 /* Entries for prompt positions from `first` on, as they travel. */
 void api_fixture_prompt(api_fixture *f, uint32_t first, const float *entries, uint32_t count);
+/* The same of any item of a batch. */
+void api_fixture_item_prompt(api_fixture *f, uint32_t item, uint32_t first, const float *entries,
+                             uint32_t count);
 /* The end of a sample, rows_total as they were given. */
 void api_fixture_sample_length(api_fixture *f, uint32_t sample);
 void api_fixture_sample_stop(api_fixture *f, uint32_t sample, int32_t matched);
 void api_fixture_sample_fail(api_fixture *f, uint32_t sample, bt_status status, int http_status,
                              const char *text);
-/* The end of all samples that have none yet, and then of the request. */
+/* The end of all samples that have none yet, and then of the item; of all items. */
+void api_fixture_item_length(api_fixture *f, uint32_t item);
 void api_fixture_length(api_fixture *f);
 void api_fixture_stop(api_fixture *f, int32_t matched);
 void api_fixture_fail(api_fixture *f, bt_status status, int http_status, const char *text);

@@ -22,16 +22,16 @@
 static void prompt_ids(const api_fixture *f, char *out, size_t capacity) {
     size_t used = 0;
     out[0] = 0;
-    for (uint32_t i = 0; i < f->call.request.prompt.count; i++) {
+    for (uint32_t i = 0; i < f->call.request->prompt.count; i++) {
         used += (size_t)snprintf(out + used, capacity - used, i > 0 ? ",%d" : "%d",
-                                 f->call.request.prompt.ids[i]);
+                                 f->call.request->prompt.ids[i]);
     }
 }
 
 static void expect(const api_fixture *f, const char *format, const char *prompt) {
     char expected[4096];
     char number[16], total[16], text[4096];
-    unsigned count = f->call.request.prompt.count;
+    unsigned count = f->call.request->prompt.count;
     /* %P prompt tokens, %T total with two tokens, %I prompt ids. */
     size_t used = 0;
     snprintf(number, sizeof(number), "%u", count);
@@ -57,8 +57,8 @@ static void test_plain_reply(void **state) {
     api_fixture *f = *state;
     assert_true(api_fixture_ask(f, API_CHAT, "{" HELLO "}"));
     /* Without a limit a chat runs to the end of the context. */
-    assert_int_equal(f->call.request.generation.max_new_tokens,
-                     API_FIXTURE_CONTEXT - f->call.request.prompt.count);
+    assert_int_equal(f->call.request->generation.max_new_tokens,
+                     API_FIXTURE_CONTEXT - f->call.request->prompt.count);
     api_fixture_text(f, "Yo");
     api_fixture_stop(f, API_FIXTURE_EOS);
     expect(f,
@@ -231,7 +231,7 @@ static void test_masks_without_meta_info_cost_nothing(void **state) {
     api_fixture *f = *state;
     assert_true(
         api_fixture_ask(f, API_CHAT, "{" HELLO ",\"top_k\":5,\"return_sampling_mask\":true}"));
-    assert_int_equal(f->call.request.generation.mask_mode, ROW_MASK_OFF);
+    assert_int_equal(f->call.request->generation.mask_mode, ROW_MASK_OFF);
     api_fixture_text(f, "Y");
     assert_int_equal(budget_used(&f->limits.memory), 0);
     api_fixture_length(f);
@@ -248,7 +248,7 @@ static void test_prompts(void **state) {
     char first[512], second[512];
     assert_true(api_fixture_ask(f, API_CHAT, SAME[0]));
     prompt_ids(f, first, sizeof(first));
-    assert_string_equal(f->call.request.model, "tiny");
+    assert_string_equal(f->call.request->model, "tiny");
     api_fixture_length(f);
     assert_true(api_fixture_ask(f, API_CHAT, SAME[1]));
     prompt_ids(f, second, sizeof(second));
@@ -261,8 +261,8 @@ static void test_prompts(void **state) {
         "{\"messages\":[{\"role\":\"system\",\"content\":\"\"},{\"role\":\"user\",\"content\":"
         "\"<|im_end|>\"},{\"role\":\"assistant\",\"content\":null}]}"));
     unsigned ends = 0;
-    for (uint32_t i = 0; i < f->call.request.prompt.count; i++) {
-        ends += f->call.request.prompt.ids[i] == API_FIXTURE_EOS;
+    for (uint32_t i = 0; i < f->call.request->prompt.count; i++) {
+        ends += f->call.request->prompt.ids[i] == API_FIXTURE_EOS;
     }
     assert_int_equal(ends, 3);
     api_fixture_length(f);

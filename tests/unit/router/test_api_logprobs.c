@@ -31,7 +31,7 @@ static void feed(api_fixture *f, int32_t token) {
     const float base = (float)-token;
     const row_top top[] = {{token, base}, {token + 1, base - 0.5f}};
     const float asked[] = {base - 1.0f, -INFINITY};
-    const proto_generation *g = &f->call.request.generation;
+    const proto_generation *g = &f->call.request->generation;
     const token_row row = {.token = token,
                            .has_logprob = 1,
                            .token_logprob = base,
@@ -57,7 +57,7 @@ static void prompt_entry_of(float *out, uint32_t position, const proto_generatio
 }
 
 static void give_prompt(api_fixture *f, uint32_t first, uint32_t count) {
-    const proto_generation *g = &f->call.request.generation;
+    const proto_generation *g = &f->call.request->generation;
     const size_t floats = proto_prompt_logprob_bytes(g) / sizeof(float);
     float *entries = malloc(count * floats * sizeof(float) + 1);
     assert_non_null(entries);
@@ -144,9 +144,9 @@ static void test_lists_that_were_not_asked_for(void **state) {
     assert_true(api_fixture_ask(f, API_GENERATE,
                                 "{\"input_ids\":[1],\"logprob_start_len\":0,\"top_logprobs_num\":2,"
                                 "\"token_ids_logprob\":[1]}"));
-    assert_int_equal(f->call.request.generation.top_logprobs, 0);
-    assert_int_equal(f->call.request.generation.logprob_id_count, 0);
-    assert_int_equal(f->call.request.generation.wants_prompt_logprobs, 0);
+    assert_int_equal(f->call.request->generation.top_logprobs, 0);
+    assert_int_equal(f->call.request->generation.logprob_id_count, 0);
+    assert_int_equal(f->call.request->generation.wants_prompt_logprobs, 0);
     api_fixture_text(f, "A");
     api_fixture_length(f);
     assert_null(strstr(api_fixture_body(f), "logprobs"));
@@ -344,7 +344,7 @@ static void test_bad_entries(void **state) {
             .first_position = 1, .count = 1, .entries = (const uint8_t *)entries, .bytes = bytes};
         memset(entries, 0, sizeof(entries));
         assert_true(api_fixture_ask(f, API_GENERATE, "{" SCORED "}"));
-        api_call_on_prompt_logprobs(&f->call, &given);
+        api_call_on_prompt_logprobs(&f->call, 0, &given);
         assert_int_equal(f->status, 500);
         api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "cancelled");
     }

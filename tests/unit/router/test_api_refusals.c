@@ -13,6 +13,11 @@
 #include "router/api_words.h"
 #include "tests/unit/router/api_fixture.h"
 
+/* What the workers were told of the request in progress. */
+static const proto_generation *asked(const api_fixture *f) {
+    return &f->call.request->generation;
+}
+
 typedef struct refusal {
     const char *body;
     const char *text; /* part of the body of the answer */
@@ -363,7 +368,7 @@ static void test_limits(void **state) {
     api_fixture_length(f);
     assert_true(ask_long(f, "{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{", "\"5\":1,",
                          PROTO_BIASES_MAX - 1, "\"5\":2}}}"));
-    assert_int_equal(f->call.request.generation.bias_count, 1);
+    assert_int_equal(f->call.request->generation.bias_count, 1);
     api_fixture_length(f);
 }
 
@@ -383,7 +388,7 @@ static void test_open_ended_length(void **state) {
     for (size_t i = 0; i < BT_ARRAY_COUNT(CASES); i++) {
         f->model.room_tokens = CASES[i].room;
         assert_true(api_fixture_ask(f, API_GENERATE, CASES[i].body));
-        assert_int_equal(f->call.request.generation.max_new_tokens, CASES[i].expected);
+        assert_int_equal(f->call.request->generation.max_new_tokens, CASES[i].expected);
         api_fixture_length(f);
     }
 }
@@ -421,7 +426,7 @@ static void test_context(void **state) {
     /* null runs to the end of the context. */
     assert_true(api_fixture_ask(
         f, API_GENERATE, "{\"input_ids\":[1,2],\"sampling_params\":{\"max_new_tokens\":null}}"));
-    assert_int_equal(f->call.request.generation.max_new_tokens, 198);
+    assert_int_equal(f->call.request->generation.max_new_tokens, 198);
     api_fixture_length(f);
 }
 
@@ -454,7 +459,7 @@ static void test_odd_but_accepted(void **state) {
     for (size_t i = 0; i < sizeof(BODIES) / sizeof(BODIES[0]); i++) {
         if (!api_fixture_ask(f, API_GENERATE, BODIES[i]))
             fail_msg("%s -> %s", BODIES[i], api_fixture_body(f));
-        assert_int_not_equal(f->call.request.prompt.ids[0], 0);
+        assert_int_not_equal(f->call.request->prompt.ids[0], 0);
         api_fixture_length(f);
         assert_int_equal(f->status, 200);
     }
@@ -463,73 +468,70 @@ static void test_odd_but_accepted(void **state) {
 /* What the workers are told. */
 static void test_generation_parameters(void **state) {
     api_fixture *f = *state;
-    const proto_generation *g = &f->call.request.generation;
     assert_true(api_fixture_ask(f, API_GENERATE, "{\"input_ids\":[1]}"));
-    assert_true(g->temperature == 1.0f && g->top_p == 1.0f && g->top_k == 0);
-    assert_int_equal(g->max_new_tokens, 128);
-    assert_int_equal(g->vocab_limit, tokenizer_vocab_count(f->tokenizer));
-    assert_int_equal(g->stop_id_count, 1);
-    assert_int_equal(g->stop_ids[0], API_FIXTURE_EOS);
-    uint64_t seed = g->seed;
+    assert_true(asked(f)->temperature == 1.0f && asked(f)->top_p == 1.0f && asked(f)->top_k == 0);
+    assert_int_equal(asked(f)->max_new_tokens, 128);
+    assert_int_equal(asked(f)->vocab_limit, tokenizer_vocab_count(f->tokenizer));
+    assert_int_equal(asked(f)->stop_id_count, 1);
+    assert_int_equal(asked(f)->stop_ids[0], API_FIXTURE_EOS);
+    uint64_t seed = asked(f)->seed;
     assert_true(api_fixture_ask(f, API_GENERATE, "{\"input_ids\":[1]}"));
-    assert_true(g->seed != seed);
+    assert_true(asked(f)->seed != seed);
     assert_true(
         api_fixture_ask(f, API_GENERATE,
                         "{\"input_ids\":[1],\"sampling_params\":{\"temperature\":1e-7,\"top_k\":50,"
                         "\"sampling_seed\":"
                         "18446744073709551615,\"stop_token_ids\":[5,319,5],\"top_p\":0.5}}"));
-    assert_true(g->temperature == 1.0f && g->top_k == 1);
-    assert_true(g->seed == UINT64_MAX);
-    assert_int_equal(g->stop_id_count, 2);
+    assert_true(asked(f)->temperature == 1.0f && asked(f)->top_k == 1);
+    assert_true(asked(f)->seed == UINT64_MAX);
+    assert_int_equal(asked(f)->stop_id_count, 2);
     assert_true(
         api_fixture_ask(f, API_GENERATE,
                         "{\"input_ids\":[1],\"sampling_params\":{\"ignore_eos\":true,"
                         "\"stop_token_ids\":[5],\"sampling_seed\":-1,\"top_k\":1073741824}}"));
-    assert_int_equal(g->stop_id_count, 0);
-    assert_true(g->seed == UINT64_MAX);
-    assert_int_equal(g->top_k, 0);
+    assert_int_equal(asked(f)->stop_id_count, 0);
+    assert_true(asked(f)->seed == UINT64_MAX);
+    assert_int_equal(asked(f)->top_k, 0);
     assert_true(api_fixture_ask(f, API_CHAT,
                                 "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
                                 "\"seed\":9,\"max_tokens\":4,\"temperature\":0.25}"));
-    assert_int_equal(g->seed, 9);
-    assert_int_equal(g->max_new_tokens, 4);
-    assert_true(g->temperature == 0.25f);
+    assert_int_equal(asked(f)->seed, 9);
+    assert_int_equal(asked(f)->max_new_tokens, 4);
+    assert_true(asked(f)->temperature == 0.25f);
 }
 
 static const int32_t *words_behind_prompt(const api_fixture *f) {
-    const api_request *request = &f->call.request;
+    const api_request *request = f->call.request;
     return request->prompt.ids + request->prompt.count;
 }
 
 /* What is wider than a number: the words of the attempt. */
 static void test_words(void **state) {
     api_fixture *f = *state;
-    const proto_generation *g = &f->call.request.generation;
     assert_true(api_fixture_ask(
         f, API_GENERATE,
         "{\"input_ids\":[7,8],\"return_logprob\":true,\"token_ids_logprob\":[9,3,9],"
         "\"sampling_params\":{\"logit_bias\":{\"300\":-1e38,\"5\":1,\"0\":0.5,\"005\":2.5}}}"));
-    assert_int_equal(f->call.request.prompt.count, 2);
-    assert_int_equal(g->bias_count, 3);
-    assert_int_equal(g->logprob_id_count, 2); /* each travels once */
-    assert_int_equal(proto_words(g, 2), 10);
+    assert_int_equal(f->call.request->prompt.count, 2);
+    assert_int_equal(asked(f)->bias_count, 3);
+    assert_int_equal(asked(f)->logprob_id_count, 2); /* each travels once */
+    assert_int_equal(proto_words(asked(f), 2), 10);
     const int32_t *words = words_behind_prompt(f);
     const float biases[] = {0.5f, 2.5f, -1e38f};
-    const int32_t ids[] = {0, 5, 300}, asked[] = {9, 3};
+    const int32_t ids[] = {0, 5, 300}, wanted[] = {9, 3};
     assert_memory_equal(words, ids, sizeof(ids));
     assert_memory_equal(words + 3, biases, sizeof(biases));
-    assert_memory_equal(words + 6, asked, sizeof(asked));
+    assert_memory_equal(words + 6, wanted, sizeof(wanted));
     api_fixture_fail(f, BT_ERR_REQUEST_INVALID, 400, "x");
     assert_true(api_fixture_ask(f, API_CHAT,
                                 "{\"input_ids\":[7,8,9],\"logit_bias\":{\"1\":100,\"2\":-100}}"));
-    assert_int_equal(g->bias_count, 2);
+    assert_int_equal(asked(f)->bias_count, 2);
     assert_int_equal(words_behind_prompt(f)[1], 2);
     api_fixture_fail(f, BT_ERR_REQUEST_INVALID, 400, "x");
 }
 
 static void test_other_parameters(void **state) {
     api_fixture *f = *state;
-    const proto_generation *g = &f->call.request.generation;
     bt_error error;
     assert_true(api_fixture_ask(
         f, API_GENERATE,
@@ -537,45 +539,45 @@ static void test_other_parameters(void **state) {
         "\"top_logprobs_num\":128,\"sampling_params\":{\"min_p\":1,\"frequency_penalty\":-2,"
         "\"presence_penalty\":2,\"repetition_penalty\":2,\"n\":128,\"min_new_tokens\":128,"
         "\"sampling_filter\":\"rank\"}}"));
-    assert_true(g->min_p == 1.0f && g->frequency_penalty == -2.0f);
-    assert_true(g->presence_penalty == 2.0f && g->repetition_penalty == 2.0f);
-    assert_int_equal(g->samples, 128);
-    assert_int_equal(g->min_new_tokens, 128);
-    assert_int_equal(g->banned_id_count, 1);
-    assert_int_equal(g->filter, 1);
-    assert_int_equal(g->top_logprobs, 128);
-    assert_int_equal(g->wants_prompt_logprobs, 1);
-    assert_int_equal(g->prompt_logprobs_from, 1);
-    assert_int_equal(proto_generation_check(g, &error), BT_OK);
+    assert_true(asked(f)->min_p == 1.0f && asked(f)->frequency_penalty == -2.0f);
+    assert_true(asked(f)->presence_penalty == 2.0f && asked(f)->repetition_penalty == 2.0f);
+    assert_int_equal(asked(f)->samples, 128);
+    assert_int_equal(asked(f)->min_new_tokens, 128);
+    assert_int_equal(asked(f)->banned_id_count, 1);
+    assert_int_equal(asked(f)->filter, 1);
+    assert_int_equal(asked(f)->top_logprobs, 128);
+    assert_int_equal(asked(f)->wants_prompt_logprobs, 1);
+    assert_int_equal(asked(f)->prompt_logprobs_from, 1);
+    assert_int_equal(proto_generation_check(asked(f), &error), BT_OK);
     api_fixture_fail(f, BT_ERR_REQUEST_INVALID, 400, "x");
     /* The smallest that is above nothing as a float; neutral values. */
     assert_true(api_fixture_ask(f, API_GENERATE,
                                 "{\"input_ids\":[1],\"return_logprob\":true,\"sampling_params\":{"
                                 "\"repetition_penalty\":1e-310}}"));
-    assert_true(g->repetition_penalty > 0 && g->min_p == 0.0f);
-    assert_int_equal(proto_generation_check(g, &error), BT_OK);
-    assert_int_equal(g->samples, 1);
-    assert_int_equal(g->wants_prompt_logprobs, 0);
-    assert_int_equal(g->banned_id_count, 0);
-    assert_int_equal(g->filter, 0);
-    assert_true(g->cache_salt[0] == 0 && g->cache_salt[1] == 0);
+    assert_true(asked(f)->repetition_penalty > 0 && asked(f)->min_p == 0.0f);
+    assert_int_equal(proto_generation_check(asked(f), &error), BT_OK);
+    assert_int_equal(asked(f)->samples, 1);
+    assert_int_equal(asked(f)->wants_prompt_logprobs, 0);
+    assert_int_equal(asked(f)->banned_id_count, 0);
+    assert_int_equal(asked(f)->filter, 0);
+    assert_true(asked(f)->cache_salt[0] == 0 && asked(f)->cache_salt[1] == 0);
     api_fixture_length(f);
     /* What ends a sample is banned before min_new_tokens, with ignore_eos too. */
     assert_true(api_fixture_ask(f, API_GENERATE,
                                 "{\"input_ids\":[1],\"sampling_params\":{\"ignore_eos\":true,"
                                 "\"stop_token_ids\":[5],\"min_new_tokens\":3}}"));
-    assert_int_equal(g->stop_id_count, 0);
-    assert_int_equal(g->banned_id_count, 2);
-    assert_int_equal(g->stop_ids[0], API_FIXTURE_EOS);
-    assert_int_equal(g->stop_ids[1], 5);
+    assert_int_equal(asked(f)->stop_id_count, 0);
+    assert_int_equal(asked(f)->banned_id_count, 2);
+    assert_int_equal(asked(f)->stop_ids[0], API_FIXTURE_EOS);
+    assert_int_equal(asked(f)->stop_ids[1], 5);
     api_fixture_length(f);
     assert_true(api_fixture_ask(f, API_CHAT,
                                 "{\"input_ids\":[1],\"min_tokens\":3,\"n\":1,\"min_p\":0.5,"
                                 "\"logprobs\":true,\"top_logprobs\":20}"));
-    assert_int_equal(g->min_new_tokens, 3);
-    assert_int_equal(g->banned_id_count, g->stop_id_count);
-    assert_int_equal(g->top_logprobs, 20);
-    assert_true(g->min_p == 0.5f);
+    assert_int_equal(asked(f)->min_new_tokens, 3);
+    assert_int_equal(asked(f)->banned_id_count, asked(f)->stop_id_count);
+    assert_int_equal(asked(f)->top_logprobs, 20);
+    assert_true(asked(f)->min_p == 0.5f);
     api_fixture_fail(f, BT_ERR_REQUEST_INVALID, 400, "x");
 }
 
@@ -598,7 +600,7 @@ static void test_filter_rule(void **state) {
         f->settings.sampling_filter = CASES[i].option;
         for (int kind = 0; kind < (i < 4 ? 2 : 1); kind++) {
             assert_true(api_fixture_ask(f, (api_kind)kind, CASES[i].body));
-            assert_int_equal(f->call.request.generation.filter, CASES[i].expected);
+            assert_int_equal(f->call.request->generation.filter, CASES[i].expected);
             api_fixture_length(f);
         }
     }
@@ -619,7 +621,7 @@ static void test_salts(void **state) {
     uint64_t salts[COUNT][2];
     for (size_t i = 0; i < COUNT; i++) {
         assert_true(api_fixture_ask(f, i == 5 ? API_CHAT : API_GENERATE, BODIES[i]));
-        memcpy(salts[i], f->call.request.generation.cache_salt, sizeof(salts[i]));
+        memcpy(salts[i], f->call.request->generation.cache_salt, sizeof(salts[i]));
         assert_true(salts[i][0] != 0 || salts[i][1] != 0);
         api_fixture_length(f);
         for (size_t k = 0; k < i; k++) {

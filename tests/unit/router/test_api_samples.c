@@ -44,7 +44,7 @@
 static void test_list(void **state) {
     api_fixture *f = *state;
     assert_true(api_fixture_ask(f, API_GENERATE, "{" TWO "}"));
-    assert_int_equal(f->call.request.generation.samples, 2);
+    assert_int_equal(f->call.request->generation.samples, 2);
     api_fixture_sample_text(f, 1, "y");
     api_fixture_sample_text(f, 0, "xz");
     api_fixture_sample_row(f, 1, API_FIXTURE_EOS, 0);
@@ -202,13 +202,13 @@ static void test_the_request_ends_alone(void **state) {
                               .text = "the router is stopping"};
     api_fixture *f = *state;
     assert_true(api_fixture_ask(f, API_GENERATE, "{" TWO "}"));
-    api_call_on_end(&f->call, &end);
+    api_call_on_end(&f->call, 0, &end);
     assert_int_equal(f->status, 503);
     assert_non_null(strstr(api_fixture_body(f), "the router is stopping"));
     assert_true(api_fixture_ask(f, API_GENERATE, "{\"stream\":true," TWO "}"));
     api_fixture_sample_text(f, 0, "x");
     api_fixture_sample_length(f, 0);
-    api_call_on_end(&f->call, &end);
+    api_call_on_end(&f->call, 0, &end);
     assert_int_equal(f->status, 200);
     const char *last = api_fixture_last_event(f, 0);
     assert_non_null(strstr(last, "\"message\":\"the router is stopping\",\"status_code\":503,"));
@@ -219,7 +219,7 @@ static void test_the_request_ends_alone(void **state) {
     api_fixture_sample_text(f, 0, "x");
     api_fixture_sample_text(f, 1, "y");
     api_fixture_sample_length(f, 0);
-    api_call_on_end(&f->call, &good);
+    api_call_on_end(&f->call, 0, &good);
     assert_int_equal(f->status, 200);
     assert_non_null(strstr(api_fixture_body(f), "the end of a sample was lost"));
 }

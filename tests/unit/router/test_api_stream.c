@@ -148,7 +148,9 @@ static void test_rows_behind_a_stop_are_dropped(void **state) {
         row_record_encode(&row, at);
         at += row_record_bytes((row_widths){.mask_mode = ROW_MASK_SELECTED, .support_count = 2});
     }
-    api_call_on_rows(&f->call, 0, (uint8_t *)records, (size_t)(at - (uint8_t *)records), 0);
+    const dispatch_rows rows = {.records = (uint8_t *)records,
+                                .bytes = (size_t)(at - (uint8_t *)records)};
+    api_call_on_rows(&f->call, 0, &rows);
     assert_int_equal(f->cancel_count, 1);
     assert_int_equal(f->end_count, 1);
     json_t *reply = parse(api_fixture_last_event(f, 0));
@@ -303,7 +305,8 @@ static void test_broken_rows(void **state) {
     uint64_t record[64] = {0};
     const token_row row = {.token = 65};
     row_record_encode(&row, (uint8_t *)record);
-    api_call_on_rows(&f->call, 0, (uint8_t *)record, ROW_RECORD_HEADER_BYTES - 4, 0);
+    const dispatch_rows half = {.records = (uint8_t *)record, .bytes = ROW_RECORD_HEADER_BYTES - 4};
+    api_call_on_rows(&f->call, 0, &half);
     assert_int_equal(f->status, 500);
     api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "");
     static int32_t ids[65];
@@ -315,7 +318,7 @@ static void test_broken_rows(void **state) {
     assert_true(api_fixture_ask(f, API_GENERATE, BODIES[0]));
     api_fixture_row(f, 65, -1);
     const dispatch_end end = {.http_status = 200, .finish = PROTO_FINISH_LENGTH, .rows_total = 2};
-    api_call_on_end(&f->call, &end);
+    api_call_on_end(&f->call, 0, &end);
     assert_int_equal(f->status, 500);
     assert_non_null(strstr(api_fixture_body(f), "rows of the reply were lost"));
 }

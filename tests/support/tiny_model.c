@@ -10,6 +10,7 @@
 #include "tests/support/tiny_model_internal.h"
 
 #define GOLDEN 0x9E3779B97F4A7C15u
+#define LN_4   1.3862943611198906 /* written out: libraries differ in the last bit of a logarithm */
 
 static uint64_t mix(uint64_t x) {
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
@@ -23,7 +24,7 @@ static model_rope_scaling yarn_scaling(const tiny_model *m) {
     model_rope_scaling s = {
         .beta_fast = 32,
         .beta_slow = 1,
-        .attention_factor = 0.1 * log(4) + 1,
+        .attention_factor = 0.1 * LN_4 + 1,
         .has_whole_ramp = true,
     };
     switch (m->family) {
@@ -31,7 +32,7 @@ static model_rope_scaling yarn_scaling(const tiny_model *m) {
     case MODEL_FAMILY_QWEN2:
         s.beta_fast = 16;
         s.beta_slow = 0.5;
-        s.attention_factor = (0.1 * 1.5 * log(4) + 1) / (0.1 * 0.5 * log(4) + 1);
+        s.attention_factor = (0.1 * 1.5 * LN_4 + 1) / (0.1 * 0.5 * LN_4 + 1);
         break;
     case MODEL_FAMILY_QWEN3:
         s.attention_factor = 1.25;
@@ -55,12 +56,16 @@ static model_rope_scaling rope_scaling(const tiny_model *m, uint32_t context_tok
     return s;
 }
 
+uint32_t tiny_model_tokens(const tiny_model *m) {
+    return m->tokens != 0 ? m->tokens : TINY_MODEL_TOKENS;
+}
+
 model_geometry tiny_model_geometry(const tiny_model *m) {
     const bool is_scaled = m->rope != MODEL_ROPE_KIND_PLAIN;
     const uint32_t context = is_scaled ? TINY_MODEL_SCALED_CONTEXT : TINY_MODEL_CONTEXT;
     model_geometry g = {
         .family = m->family,
-        .vocab_size = TINY_MODEL_TOKENS,
+        .vocab_size = tiny_model_tokens(m),
         .context_tokens = m->context_tokens != 0 ? m->context_tokens : context,
         .sliding_window = m->sliding_window,
         .has_qkv_bias = m->has_attention_bias,
@@ -87,7 +92,7 @@ model_geometry tiny_model_geometry(const tiny_model *m) {
         g.has_qkv_bias = true;
         break;
     case MODEL_FAMILY_QWEN3:
-        g.vocab_size = TINY_MODEL_TOKENS + 16;
+        g.vocab_size = tiny_model_tokens(m) + 16;
         g.intermediate_size = 128;
         g.head_dim = 32;
         g.rope_theta = 1000000;
@@ -111,12 +116,14 @@ bool tiny_model_parse(const char *name, tiny_model *out) {
         model_family family;
         bool has_tied_output;
         uint32_t sliding_window;
+        uint32_t tokens;
     } families[] = {
-        {"llama", MODEL_FAMILY_LLAMA, false, 0},
-        {"smollm2", MODEL_FAMILY_LLAMA, true, 0},
-        {"mistral", MODEL_FAMILY_LLAMA, false, TINY_MODEL_WINDOW},
-        {"qwen2", MODEL_FAMILY_QWEN2, false, 0},
-        {"qwen3", MODEL_FAMILY_QWEN3, false, 0},
+        {"llama", MODEL_FAMILY_LLAMA, false, 0, 0},
+        {"smollm2", MODEL_FAMILY_LLAMA, true, 0, 0},
+        {"mistral", MODEL_FAMILY_LLAMA, false, TINY_MODEL_WINDOW, 0},
+        {"qwen2", MODEL_FAMILY_QWEN2, false, 0, 0},
+        {"qwen3", MODEL_FAMILY_QWEN3, false, 0, 0},
+        {"wide", MODEL_FAMILY_QWEN3, false, 0, TINY_MODEL_WIDE_TOKENS},
     };
     static const struct {
         const char *suffix;
@@ -136,6 +143,7 @@ bool tiny_model_parse(const char *name, tiny_model *out) {
             out->family = families[f].family;
             out->has_tied_output = families[f].has_tied_output;
             out->sliding_window = families[f].sliding_window;
+            out->tokens = families[f].tokens;
             out->rope = variants[v].rope;
             out->has_attention_bias = variants[v].has_attention_bias;
             return true;
@@ -198,7 +206,7 @@ uint16_t tiny_model_weight(const tiny_model *m, model_tensor tensor, uint32_t la
 }
 
 int32_t tiny_model_endoftext_id(const tiny_model *m) {
-    return m->family == MODEL_FAMILY_LLAMA ? 0 : TINY_MODEL_TOKENS - 3;
+    return m->family == MODEL_FAMILY_LLAMA ? 0 : (int32_t)tiny_model_tokens(m) - 3;
 }
 
 int32_t tiny_model_im_start_id(const tiny_model *m) {
@@ -523,7 +531,7 @@ static void add_rope_gguf(const tiny_model *m, gguf_writer *w) {
     gguf_writer_u32(w, key, s->original_context_tokens);
     add_rope_f32(m, w, "yarn_beta_fast", s->beta_fast);
     add_rope_f32(m, w, "yarn_beta_slow", s->beta_slow);
-    add_rope_f32(m, w, "attn_factor", s->attention_factor / (0.1 * log(s->factor) + 1));
+    add_rope_f32(m, w, "attn_factor", s->attention_factor / (0.1 * LN_4 + 1));
 }
 
 void tiny_model_fill_gguf(const tiny_model *m, gguf_writer *w) {

@@ -1,6 +1,6 @@
 /* tiny-model NAME FOLDER [--gguf] [--seed N] [--context N] [--window N] [--shards N]: writes a tiny
  * model for tests and prints the path to give to --model. NAME is as for tiny_model_parse (llama,
- * qwen2, qwen3, mistral, smollm2, llama-yarn, ...); FOLDER is made when it is missing. */
+ * qwen2, qwen3, wide, mistral, smollm2, llama-yarn, ...); FOLDER is made when it is missing. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 static int fail_usage(void) {
     (void)fprintf(stderr,
-                  "usage: tiny-model llama|smollm2|mistral|qwen2|qwen3[-linear|-llama3|-yarn|"
+                  "usage: tiny-model llama|smollm2|mistral|qwen2|qwen3|wide[-linear|-llama3|-yarn|"
                   "-bias] FOLDER [--gguf] [--seed N] [--context N] [--window N] "
                   "[--shards N]\n");
     return 2;

@@ -1,18 +1,38 @@
 /* The tokenizer of the tiny models: 256 byte tokens, a few merges, ChatML's special tokens. The
- * split pattern is SmolLM's for Llama and Qwen's (with NFC) for Qwen. */
+ * split pattern is SmolLM's for Llama and Qwen's (with NFC) for Qwen. A vocabulary of more ids has
+ * further merges, in this order and without those whose result the few have: a space and a letter,
+ * two letters, two letters and a third. */
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/mem.h"
 #include "tests/support/tiny_model_internal.h"
 
-enum { SPECIALS = 3, TEXT_BYTES_MAX = 64 };
+enum {
+    SPECIALS = 3,
+    LETTERS = 26,
+    PAIRS = LETTERS * LETTERS,
+    TRIPLES = PAIRS * LETTERS,
+    TRIPLE_STRIDE = 7919, /* prime: the triples come mixed */
+};
 
 static const char *const specials[SPECIALS] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
 
+typedef struct merge {
+    char left[5];
+    char right[5];
+} merge;
+
+/* The merges of one vocabulary, in order of rank. */
+typedef struct merge_list {
+    merge *items;
+    uint32_t count;
+} merge_list;
+
 /* In order of rank; each part is a byte or an earlier result. The last ones join bytes of UTF-8. */
-static const char *const merges[][2] = {
+static const merge first_merges[] = {
     {" ", "t"},           {"h", "e"},       {" t", "he"},         {"i", "n"},
     {" ", "a"},           {"e", "r"},       {"o", "n"},           {"r", "e"},
     {" ", "s"},           {"a", "t"},       {"e", "n"},           {"o", "r"},
@@ -30,7 +50,61 @@ static const char *const merges[][2] = {
     {"\xc3", "\xa9"},     {"\xe4", "\xb8"}, {"\xe4\xb8", "\xad"}, {"\xf0", "\x9f"},
     {"\xf0\x9f", "\x98"},
 };
-static_assert(BT_ARRAY_COUNT(merges) == TINY_MODEL_MERGES, "the vocabulary size is a constant");
+static_assert(BT_ARRAY_COUNT(first_merges) == TINY_MODEL_MERGES,
+              "the vocabulary size is a constant");
+
+/* Further merge number `n`, which may be among the first ones. */
+static merge further_merge(uint32_t n) {
+    const uint32_t pair = n - LETTERS;
+    const uint32_t triple = (pair - PAIRS) * TRIPLE_STRIDE % TRIPLES;
+    merge m = {.left = " "};
+    if (n < LETTERS) {
+        m.right[0] = (char)('a' + n);
+    } else if (pair < PAIRS) {
+        m.left[0] = (char)('a' + pair / LETTERS);
+        m.right[0] = (char)('a' + pair % LETTERS);
+    } else {
+        m.left[0] = (char)('a' + triple / PAIRS);
+        m.left[1] = (char)('a' + triple / LETTERS % LETTERS);
+        m.right[0] = (char)('a' + triple % LETTERS);
+    }
+    return m;
+}
+
+/* The merge's result, padded with zeros. */
+static void join(const merge *m, char out[sizeof(merge)]) {
+    const size_t left_bytes = strnlen(m->left, sizeof m->left);
+    memset(out, 0, sizeof(merge));
+    memcpy(out, m->left, left_bytes);
+    memcpy(out + left_bytes, m->right, strnlen(m->right, sizeof m->right));
+}
+
+static bool is_first(const merge *m) {
+    char text[sizeof(merge)];
+    char other[sizeof(merge)];
+    join(m, text);
+    for (size_t i = 0; i < TINY_MODEL_MERGES; i++) {
+        join(&first_merges[i], other);
+        if (memcmp(text, other, sizeof text) == 0) return true;
+    }
+    return false;
+}
+
+/* Freed with bt_free(items). */
+static merge_list make_merges(const tiny_model *m) {
+    const uint32_t wanted = tiny_model_tokens(m) - 256 - SPECIALS;
+    BT_ASSERT(wanted >= TINY_MODEL_MERGES);
+    BT_ASSERT(wanted <= PAIRS + TRIPLES);
+    merge_list list = {.items = bt_calloc(wanted, sizeof(merge))};
+    BT_ASSERT(list.items != NULL);
+    memcpy(list.items, first_merges, sizeof first_merges);
+    list.count = TINY_MODEL_MERGES;
+    for (uint32_t n = 0; list.count < wanted; n++) {
+        const merge next = further_merge(n);
+        if (!is_first(&next)) list.items[list.count++] = next;
+    }
+    return list;
+}
 
 static const char chat_template[] =
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] "
@@ -74,7 +148,7 @@ static void add_byte_letter(test_bytes *out, unsigned byte) {
 }
 
 /* The text of a vocabulary entry, as it is stored. */
-static test_bytes token_text(const tiny_model *m, int32_t id) {
+static test_bytes token_text(const tiny_model *m, const merge_list *merges, int32_t id) {
     test_bytes text = {0};
     const int32_t first_special = tiny_model_endoftext_id(m);
     const bool is_special = id >= first_special && id < first_special + SPECIALS;
@@ -84,8 +158,8 @@ static test_bytes token_text(const tiny_model *m, int32_t id) {
     } else if (plain < 256) {
         add_byte_letter(&text, (unsigned)plain);
     } else {
-        add_alphabet(&text, merges[plain - 256][0]);
-        add_alphabet(&text, merges[plain - 256][1]);
+        add_alphabet(&text, merges->items[plain - 256].left);
+        add_alphabet(&text, merges->items[plain - 256].right);
     }
     return text;
 }
@@ -100,14 +174,14 @@ static void add_json_string(test_bytes *out, const char *text, size_t count) {
     test_bytes_add_text(out, "\"");
 }
 
-static void add_vocabulary(const tiny_model *m, test_bytes *out) {
+static void add_vocabulary(const tiny_model *m, const merge_list *merges, test_bytes *out) {
     const int32_t first_special = tiny_model_endoftext_id(m);
     const char *separator = "";
     test_bytes_add_text(out, "\"vocab\": {");
-    for (int32_t id = 0; id < TINY_MODEL_TOKENS; id++) {
+    for (int32_t id = 0; id < (int32_t)tiny_model_tokens(m); id++) {
         /* SmolLM has the special tokens in the vocabulary as well, Qwen only among the added. */
         if (first_special != 0 && id >= first_special) continue;
-        test_bytes text = token_text(m, id);
+        test_bytes text = token_text(m, merges, id);
         test_bytes_add_text(out, separator);
         add_json_string(out, (const char *)text.data, text.count);
         test_bytes_print(out, ": %d", id);
@@ -117,13 +191,13 @@ static void add_vocabulary(const tiny_model *m, test_bytes *out) {
     test_bytes_add_text(out, "},\n");
 }
 
-static void add_merges(test_bytes *out) {
+static void add_merges(const merge_list *merges, test_bytes *out) {
     test_bytes_add_text(out, "\"merges\": [");
-    for (size_t i = 0; i < TINY_MODEL_MERGES; i++) {
+    for (uint32_t i = 0; i < merges->count; i++) {
         test_bytes text = {0};
-        add_alphabet(&text, merges[i][0]);
+        add_alphabet(&text, merges->items[i].left);
         test_bytes_add_text(&text, " ");
-        add_alphabet(&text, merges[i][1]);
+        add_alphabet(&text, merges->items[i].right);
         if (i > 0) test_bytes_add_text(out, ", ");
         add_json_string(out, (const char *)text.data, text.count);
         test_bytes_fini(&text);
@@ -167,8 +241,10 @@ static bt_status write_tokenizer(const tiny_model *m, const char *folder) {
                                "\"unk_token\": null, \"continuing_subword_prefix\": null, "
                                "\"end_of_word_suffix\": null, \"fuse_unk\": false, "
                                "\"byte_fallback\": false, \"ignore_merges\": false,\n");
-    add_vocabulary(m, &text);
-    add_merges(&text);
+    merge_list merges = make_merges(m);
+    add_vocabulary(m, &merges, &text);
+    add_merges(&merges, &text);
+    bt_free(merges.items);
     test_bytes_add_text(&text, "}}\n");
     const bt_status status = test_bytes_write(&text, folder, "tokenizer.json");
     test_bytes_fini(&text);
@@ -192,18 +268,16 @@ bt_status tiny_tokenizer_write_hf(const tiny_model *m, const char *folder) {
     return status != BT_OK ? status : write_tokenizer_config(folder);
 }
 
-void tiny_tokenizer_add_gguf(const tiny_model *m, gguf_writer *w) {
+static void add_tokens_gguf(const tiny_model *m, const merge_list *merges, gguf_writer *w) {
     /* Padding ids have no text of their own; the format wants one. */
     const int32_t ids = (int32_t)tiny_model_geometry(m).vocab_size;
+    const int32_t with_text = (int32_t)tiny_model_tokens(m);
     const int32_t first_special = tiny_model_endoftext_id(m);
-    gguf_writer_string(w, "tokenizer.ggml.model", "gpt2");
-    gguf_writer_string(w, "tokenizer.ggml.pre",
-                       m->family == MODEL_FAMILY_LLAMA ? "smollm" : "qwen2");
     gguf_writer_array(w, "tokenizer.ggml.tokens", BT_GGUF_TYPE_STRING, (uint64_t)ids);
     for (int32_t id = 0; id < ids; id++) {
         test_bytes text = {0};
-        if (id < TINY_MODEL_TOKENS) {
-            text = token_text(m, id);
+        if (id < with_text) {
+            text = token_text(m, merges, id);
         } else {
             test_bytes_print(&text, "[PAD%d]", id);
         }
@@ -214,17 +288,30 @@ void tiny_tokenizer_add_gguf(const tiny_model *m, gguf_writer *w) {
     for (int32_t id = 0; id < ids; id++) {
         const bool is_special = id >= first_special && id < first_special + SPECIALS;
         const uint32_t unused = 5;
-        test_bytes_add_u32(&w->keys, id >= TINY_MODEL_TOKENS ? unused : is_special ? 3 : 1);
+        test_bytes_add_u32(&w->keys, id >= with_text ? unused : is_special ? 3 : 1);
     }
-    gguf_writer_array(w, "tokenizer.ggml.merges", BT_GGUF_TYPE_STRING, TINY_MODEL_MERGES);
-    for (size_t i = 0; i < TINY_MODEL_MERGES; i++) {
+}
+
+static void add_merges_gguf(const merge_list *merges, gguf_writer *w) {
+    gguf_writer_array(w, "tokenizer.ggml.merges", BT_GGUF_TYPE_STRING, merges->count);
+    for (uint32_t i = 0; i < merges->count; i++) {
         test_bytes text = {0};
-        add_alphabet(&text, merges[i][0]);
+        add_alphabet(&text, merges->items[i].left);
         test_bytes_add_text(&text, " ");
-        add_alphabet(&text, merges[i][1]);
+        add_alphabet(&text, merges->items[i].right);
         gguf_writer_text(w, (const char *)text.data, text.count);
         test_bytes_fini(&text);
     }
+}
+
+void tiny_tokenizer_add_gguf(const tiny_model *m, gguf_writer *w) {
+    merge_list merges = make_merges(m);
+    gguf_writer_string(w, "tokenizer.ggml.model", "gpt2");
+    gguf_writer_string(w, "tokenizer.ggml.pre",
+                       m->family == MODEL_FAMILY_LLAMA ? "smollm" : "qwen2");
+    add_tokens_gguf(m, &merges, w);
+    add_merges_gguf(&merges, w);
+    bt_free(merges.items);
     gguf_writer_u32(w, "tokenizer.ggml.eos_token_id", (uint32_t)tiny_model_im_end_id(m));
     gguf_writer_u32(w, "tokenizer.ggml.eot_token_id", (uint32_t)tiny_model_endoftext_id(m));
     gguf_writer_u32(w, "tokenizer.ggml.padding_token_id", (uint32_t)tiny_model_endoftext_id(m));

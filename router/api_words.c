@@ -45,7 +45,7 @@ static bool read_bias(api_fields *fields, const char *name, const api_model *mod
     double number;
     if (id < 0 || id >= (int64_t)model->vocab_size)
         return api_fail(fields->failure, 400, API_ERROR_GENERATE,
-                        "%s must have keys in [0, %lld], got %.*s.", name,
+                        "%s must has keys in [0, %lld], got %.*s.", name,
                         (long long)model->vocab_size - 1, key_bytes, key->text + 1);
     if (!bt_json_get_double(value, &number))
         return api_fail(fields->failure, 400, API_ERROR_SCHEMA,

@@ -101,7 +101,7 @@ def values_out_of_range():
                          ({"n": 129}, "n must be in [1, 128], got 129"),
                          ({"min_new_tokens": 9, "max_new_tokens": 8},
                           "min_new_tokens must be in [0, max_new_tokens=8], got 9"),
-                         ({"logit_bias": {"x": 1}}, "logit_bias must have keys in [0, "),
+                         ({"logit_bias": {"x": 1}}, "logit_bias must has keys in [0, "),
                          ({"logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias"),
                          ({"logit_bias": {"1": 1e39}}, "finite"),
                          ({"sampling_filter": "both"}, "sampling_filter must be 'joint' or 'rank'")):

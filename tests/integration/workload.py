@@ -1,0 +1,207 @@
+"""The workload: 54 requests that are answered the same, to the last bit and digit, whatever the cluster
+around them looks like. 18 settings, each asked for three times with one prompt and one seed: without a
+mask, with the mask and the drawn token's log-probability (selected), with those of the whole support.
+
+A reply is compared as its *normal form*: everything in it but the times and what the prefix cache did. Numbers stay the text that came; equal texts are equal bits. Events of a stream are joined
+by what they say: each repeats all (cumulative), or says what is new (incremental)."""
+
+import json
+import threading
+
+from harness import check, equal, in_threads
+
+MODES = ("off", "selected", "support")
+CAP = 1024  # of the cluster's masks: above every support here
+VOLATILE = ("e2e_latency", "response_sent_to_client_ts", "cached_tokens", "cached_tokens_details")
+MASK_KEYS = ("output_token_sampling_mask", "output_token_sampling_logprobs",
+             "output_token_sampling_mask_length")
+
+
+def numbers(seed):
+    """splitmix64: the same whole numbers in every version of Python."""
+    mask = 2**64 - 1
+    while True:
+        seed = seed + 0x9E3779B97F4A7C15 & mask
+        z = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9 & mask
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+        yield z ^ z >> 31
+
+
+class Facts:
+    """What the requests need to know of a model: ids that may be in a prompt, ids that end a reply."""
+
+    def __init__(self, path, text_ids, eos, stop_strings):
+        self.path, self.text_ids, self.eos, self.stop_strings = path, text_ids, eos, stop_strings
+
+
+def settings_of(facts, tokens):
+    """(length of the prompt, events every so many tokens, sampling_params without seed and length)"""
+    every = {"ignore_eos": True}
+    end = {str(facts.eos): 3.0}
+    shift = {str(7 * i + 300): (-1.5, 2.25, 0.5)[i % 3] for i in range(90)}
+    some = [i for i in range(100, 2000, 40)]
+    return [
+        (33, 1, {"top_k": 1, **every}),
+        (64, 1, {"temperature": 0, **every}),
+        (7, 1, {"top_k": 2, **every}),
+        (90, 1, {"top_k": 8, "top_p": 0.95, **every}),
+        (150, 1, {"top_k": 20, "temperature": 0.7, **every}),
+        (31, 1, {"top_k": 50, "top_p": 0.9, "temperature": 0.12, **every}),
+        (701, 7, {"top_k": 200, "temperature": 1.3, **every}),
+        (32, 16, {"top_k": 500, "top_p": 0.8, **every}),
+        (1, 50, {"top_k": 1000, **every}),
+        (96, 50, {"top_k": 1000, "top_p": 0.98, "temperature": 1.5, **every}),
+        (40, 5, {"top_k": 1000, "top_p": 0.95, "temperature": 0.25, **every}),
+        (12, 5, {"top_k": 1000, "min_p": 0.05, "temperature": 0.4, **every}),
+        (65, 7, {"top_k": 300, "top_p": 0.9, "min_p": 0.02, "sampling_filter": "rank", **every}),
+        (530, 3, {"top_k": 40, "top_p": 0.9, "sampling_filter": "rank", "stop_token_ids": [302, 607]}),
+        (24, 4, {"top_k": 64, "frequency_penalty": 0.7, "presence_penalty": 0.4,
+                 "repetition_penalty": 1.2, "temperature": 0.5, **every}),
+        (17, 10, {"top_k": 100, "top_p": 0.99, "temperature": 0.6, "logit_bias": {**shift, **end}}),
+        (45, 9, {"top_k": 64, "logit_bias": {str(i): 2.5 for i in some}, "stop_token_ids": some[::2],
+                 "min_new_tokens": tokens // 2 + 3}),
+        (80, 1, {"top_k": 30, "temperature": 0.5, "stop": facts.stop_strings}),
+    ]
+
+
+def requests_of(facts, tokens=120):
+    """The 54 bodies, as objects. Number 3 * s + m is setting s in mode m."""
+    draw = numbers(54)
+    shared = [facts.text_ids[next(draw) % len(facts.text_ids)] for _ in range(64)]
+    requests = []
+    for s, (length, interval, params) in enumerate(settings_of(facts, tokens)):
+        prompt = shared[:length] if s % 3 == 0 else []
+        prompt = prompt + [facts.text_ids[next(draw) % len(facts.text_ids)]
+                           for _ in range(length - len(prompt))]
+        params = {"max_new_tokens": tokens, "sampling_seed": next(draw) >> 1, **params}
+        for m, mode in enumerate(MODES):
+            stream = (s + m) % 2 == 0
+            request = {"rid": f"w{3 * s + m}", "input_ids": prompt, "stream": stream,
+                       "sampling_params": {**params, **({"stream_interval": interval} if stream else {})}}
+            if (s // 2 + m) % 3 != 2:
+                request["return_logprob"] = True
+                request["top_logprobs_num"] = (0, 5, 2)[s % 3]
+            if mode != "off":
+                request |= {"return_sampling_mask": True, "sampling_logprobs_mode": mode}
+            requests.append(request)
+    return requests
+
+
+def streaming(request, interval):
+    """The same request, streamed with an interval, or not streamed for None."""
+    params = {k: v for k, v in request["sampling_params"].items() if k != "stream_interval"}
+    if interval is not None:
+        params["stream_interval"] = interval
+    return {**request, "stream": interval is not None, "sampling_params": params}
+
+
+# ---- replies ----------------------------------------------------------------------------------
+
+def parse(text):
+    """Numbers with a fraction or an exponent stay text."""
+    return json.loads(text, parse_float=str)
+
+
+def event_texts(body, what):
+    """The JSON texts of a whole stream's events."""
+    check(body.endswith(b"data: [DONE]\n\n"), f"{what}: no [DONE] at the end: {body[-200:]!r}")
+    parts = body.split(b"\n\n")
+    check(parts[-1] == b"" and all(p.startswith(b"data: ") and b"\n" not in p for p in parts[:-1]),
+          f"{what}: events that are not one line of data")
+    return [part[6:] for part in parts[:-2]]
+
+
+def join_runs(runs, more):
+    """Spans [version, tokens] over the tokens of two events."""
+    for version, tokens in more:
+        if runs and runs[-1][0] == version:
+            runs[-1][1] += tokens
+        else:
+            runs.append([version, tokens])
+
+
+def join_events(events):
+    """What the events of an incremental stream say together: lists and text grow, the rest is the
+    last one's. What is told of the prompt comes once."""
+    whole = events[0]
+    for event in events[1:]:
+        event["text"] = whole["text"] + event["text"]
+        event["output_ids"] = whole["output_ids"] + event["output_ids"]
+        before, meta = whole["meta_info"], event["meta_info"]
+        for key, value in meta.items():
+            if key == "output_token_weight_versions":
+                join_runs(before[key], value)
+                meta[key] = before[key]
+            elif isinstance(value, list):
+                before[key].extend(value)
+                meta[key] = before[key]
+        whole = event
+    return whole
+
+
+def normal_form(reply, request, is_incremental, what):
+    """The comparable part of a reply with status 200."""
+    equal(reply.status, 200, f"{what}: {reply.body[:300]!r}")
+    if request["stream"]:
+        texts = event_texts(reply.body, what)
+        whole = join_events([parse(t) for t in texts]) if is_incremental else parse(texts[-1])
+    else:
+        whole = parse(reply.body)
+    meta = whole.pop("meta_info")
+    form = {**whole, **{k: v for k, v in meta.items() if k not in VOLATILE}}
+    form["keys"] = [*whole, "meta_info", *meta]
+    return form
+
+
+def where(one, other):
+    """The place at which two values differ."""
+    if isinstance(one, list) and isinstance(other, list):
+        for i, (a, b) in enumerate(zip(one, other)):
+            if a != b:
+                return f"[{i}]{where(a, b)}"
+        return f": {len(one)} and {len(other)} entries"
+    return f": {str(one)[:80]!r} and {str(other)[:80]!r}"
+
+
+def differences(forms, base):
+    """A sentence for each reply that is not the base's."""
+    found = []
+    for number, (form, expected) in enumerate(zip(forms, base)):
+        if form == expected:
+            continue
+        key = next(k for k in [*expected, *form] if form.get(k) != expected.get(k))
+        found.append(f"request {number} ({MODES[number % 3]}), {key}"
+                     f"{where(form.get(key), expected.get(key))}")
+    return found
+
+
+def expect_identical(forms, base, what):
+    found = differences(forms, base)
+    equal(len(forms), len(base), what)
+    check(not found, f"{what}: {len(base) - len(found)} of {len(base)} identical; " + "; ".join(found[:4]))
+
+
+# ---- sending -----------------------------------------------------------------------------------
+
+def post(cluster, request, timeout=600):
+    return cluster.request("POST", "/generate", request, timeout=timeout)
+
+
+def send_at_once(cluster, requests):
+    """Replies in order; no request is sent before all are ready to be."""
+    gate = threading.Barrier(len(requests))
+
+    def ask(request):
+        gate.wait()
+        return post(cluster, request)
+
+    return in_threads([lambda r=r: ask(r) for r in requests])
+
+
+def send_in_turn(cluster, requests):
+    return [post(cluster, request) for request in requests]
+
+
+def forms_of(replies, requests, is_incremental, what):
+    return [normal_form(reply, request, is_incremental, f"{what}, request {number}")
+            for number, (reply, request) in enumerate(zip(replies, requests))]

@@ -2,7 +2,6 @@
 #include <inttypes.h>
 
 #include "decode/decode_core.h"
-#include "kernels/compute_host.h"
 #include "kernels/worker_model.h"
 #include "pd_buffers/worker_shell.h"
 
@@ -39,19 +38,38 @@ static const bt_option option_rows[] = {
      .offset = offsetof(decode_worker, park_seconds)},
 };
 
+static worker_model_source source_of(const worker_settings *settings) {
+    const worker_sim_options *sim = &settings->sim;
+    return (worker_model_source){
+        .component = "decode",
+        .device =
+            settings->device == WORKER_OPTIONS_DEVICE_SIM ? WORKER_DEVICE_SIM : WORKER_DEVICE_HOST,
+        .page_tokens = settings->page_tokens,
+        .dtype = (kv_dtype)settings->kv_dtype,
+        .path = settings->model,
+        .weights = (model_weights)settings->weights,
+        .threads = settings->threads,
+        .weights_cache = settings->weights_cache,
+        .weights_cache_bytes = settings->weights_cache_bytes,
+        .sim = {.step_us = sim->step_us,
+                .token_us = sim->token_us,
+                .vocab_size = sim->vocab_size,
+                .context_tokens = sim->context_tokens,
+                .support = sim->support,
+                .seed = sim->seed,
+                .layers = sim->layers,
+                .kv_bytes = sim->kv_bytes,
+                .report_ms = sim->report_ms,
+                .checks_pages = sim->checks_pages},
+    };
+}
+
 static bt_status load(void *worker, worker_facts *facts_out, bt_error *error) {
     decode_worker *w = worker;
-    const worker_model_source source = {.component = "decode",
-                                        .path = w->settings.model,
-                                        .page_tokens = w->settings.page_tokens,
-                                        .dtype = (kv_dtype)w->settings.kv_dtype,
-                                        .weights = (model_weights)w->settings.weights,
-                                        .threads = w->settings.threads,
-                                        .weights_cache = w->settings.weights_cache,
-                                        .weights_cache_bytes = w->settings.weights_cache_bytes};
+    const worker_model_source source = source_of(&w->settings);
     const bt_status status = worker_model_load(&w->model, &source, error);
     if (status != BT_OK) return status;
-    const model_card *card = model_get_card(w->model.model);
+    const model_card *card = &w->model.card;
     *facts_out = (worker_facts){
         .name = card->name,
         .numerics = w->model.numerics,
@@ -119,7 +137,7 @@ static void on_closed(void *worker) {
 }
 
 static void on_computed(void *worker) {
-    compute_host_poll(((decode_worker *)worker)->model.compute);
+    worker_model_poll(&((decode_worker *)worker)->model);
 }
 
 static void turn(void *worker) {

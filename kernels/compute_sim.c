@@ -27,12 +27,8 @@ typedef struct stored_token {
 
 static_assert(sizeof(stored_token) == COMPUTE_SIM_TOKEN_BYTES_MIN, "layout of a stored token");
 
-/* splitmix64's finaliser: every bit of the input reaches every bit of the output. */
 static uint64_t mix(uint64_t a, uint64_t b) {
-    uint64_t x = a + 0x9E3779B97F4A7C15u * (b + 1);
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
+    return sim_mix(a, b);
 }
 
 static uint64_t extend(uint64_t hash, int32_t token, uint32_t position) {
@@ -51,26 +47,34 @@ static void write_token(const compute_sim_options *o, uint8_t *memory, uint64_t 
                         int32_t token) {
     const stored_token stored = {.hash = hash, .token = token};
     const size_t bytes = o->page_bytes / o->page_tokens;
+    size_t at = sizeof stored;
     memcpy(memory, &stored, sizeof stored);
-    for (size_t at = sizeof stored; at < bytes; at++)
-        memory[at] = (uint8_t)(hash >> (at % 8 * 8));
+    for (; at + sizeof hash <= bytes; at += sizeof hash)
+        memcpy(memory + at, &hash, sizeof hash);
+    memcpy(memory + at, &hash, bytes - at);
 }
 
 static bool read_token(const compute_sim_options *o, const uint8_t *memory, stored_token *out) {
     const size_t bytes = o->page_bytes / o->page_tokens;
+    size_t at = sizeof *out;
     memcpy(out, memory, sizeof *out);
-    for (size_t at = sizeof *out; at < bytes; at++) {
-        if (memory[at] != (uint8_t)(out->hash >> (at % 8 * 8))) return false;
+    for (; at + sizeof out->hash <= bytes; at += sizeof out->hash) {
+        if (memcmp(memory + at, &out->hash, sizeof out->hash) != 0) return false;
     }
-    return out->zero == 0;
+    return memcmp(memory + at, &out->hash, bytes - at) == 0 && out->zero == 0;
 }
 
 /* The running hash before `position`, read from the pages. false: the chain is broken. */
 static bool read_prefix(const compute_sim_options *o, const uint32_t *pages, uint32_t position,
                         uint64_t *hash_out) {
     uint64_t hash = 0;
+    stored_token stored;
+    if (o->trusts_pages && position > 0) {
+        const bool is_whole = read_token(o, token_memory(o, pages, position - 1), &stored);
+        *hash_out = stored.hash;
+        return is_whole && stored.hash != 0; /* memory that nobody wrote is zeros */
+    }
     for (uint32_t p = 0; p < position; p++) {
-        stored_token stored;
         if (!read_token(o, token_memory(o, pages, p), &stored)) return false;
         hash = extend(hash, stored.token, p);
         if (stored.hash != hash) return false;
@@ -198,8 +202,12 @@ static void draw(const compute_sim_options *o, const sampler_params *params, his
     const uint32_t vocab = vocab_of(o, params->vocab_limit);
     const uint64_t hash = shape(params, drawn, prefix);
     const uint64_t seeded = mix(mix(hash, params->seed), position);
-    const uint32_t drawable = count_drawable(params, vocab);
     clear_row(row);
+    if (o->rows != NULL) {
+        sim_rows_draw(o->rows, params, hash, seeded, row);
+        return;
+    }
+    const uint32_t drawable = count_drawable(params, vocab);
     if (drawable == 0) return;
     uint32_t count = 1 + (uint32_t)(mix(hash, 1) % o->support_max);
     if (params->top_k != 0 && count > params->top_k) count = params->top_k;
@@ -238,6 +246,15 @@ static void score(const compute_sim_options *o, const model_scores *scores, uint
     sampler_top *top = scores->top_count > 0 ? scores->top + (size_t)at * scores->top_count : NULL;
     float *ids = scores->id_count > 0 ? scores->id_logprobs + (size_t)at * scores->id_count : NULL;
     const uint64_t scored = mix(hash, 6);
+    if (o->rows != NULL && is_intact) {
+        const sampler_scoring scoring = {.target = scores->targets[at],
+                                         .vocab_limit = scores->vocab_limit,
+                                         .top_count = scores->top_count,
+                                         .id_count = scores->id_count,
+                                         .ids = scores->ids};
+        sim_rows_score(o->rows, &scoring, hash, &scores->logprobs[at], top, ids);
+        return;
+    }
     scores->logprobs[at] =
         is_intact ? id_logprob(&neutral, vocab, scored, scores->targets[at]) : math_nan_f32();
     const uint32_t found =
@@ -381,7 +398,7 @@ static const compute_ops sim_ops = {
 };
 
 bt_status compute_sim_create(const compute_sim_options *options, compute **out) {
-    BT_ASSERT(options->support_max >= 1);
+    BT_ASSERT(options->rows != NULL || options->support_max >= 1);
     BT_ASSERT(options->page_bytes % options->page_tokens == 0);
     BT_ASSERT(options->page_bytes / options->page_tokens >= COMPUTE_SIM_TOKEN_BYTES_MIN);
     compute_sim *sim = bt_calloc(1, sizeof *sim);
@@ -402,6 +419,16 @@ uint64_t compute_sim_due_us(const compute *c) {
     return ((const compute_sim *)c)->due_us;
 }
 
+bt_status compute_sim_run(compute *c, const model_batch *batch) {
+    compute_sim *sim = (compute_sim *)c;
+    bt_status status = sim->next_status;
+    sim->next_status = BT_OK;
+    if (status == BT_OK && !has_clean_pages(sim, batch)) status = BT_ERR_CALLER_ARGUMENT;
+    for (uint32_t s = 0; status == BT_OK && s < batch->sequences; s++)
+        run_sequence(sim, batch, s);
+    return status;
+}
+
 bool compute_sim_poll(compute *c, uint64_t now_us) {
     compute_sim *sim = (compute_sim *)c;
     const model_batch *batch = sim->batch;
@@ -410,13 +437,9 @@ bool compute_sim_poll(compute *c, uint64_t now_us) {
         sim->due_us = now_us + sim->options.step_us + sim->options.token_us * batch->tokens;
     }
     if (now_us < sim->due_us) return false;
-    bt_status status = sim->next_status;
-    if (status == BT_OK && !has_clean_pages(sim, batch)) status = BT_ERR_CALLER_ARGUMENT;
-    for (uint32_t s = 0; status == BT_OK && s < batch->sequences; s++)
-        run_sequence(sim, batch, s);
+    const bt_status status = compute_sim_run(c, batch);
     sim->batch = NULL;
     sim->due_us = UINT64_MAX;
-    sim->next_status = BT_OK;
     c->on_done(c->context, status);
     return true;
 }

@@ -1,18 +1,22 @@
-/* Compute without a model, for tests and the simulator: the next token is a hash of the prefix.
- * What a step writes into a page for one token is {running hash, token} and a pattern; every step
- * reads the whole prefix back from the pages and checks the chain, so that a page that was lost,
- * mixed up or not received gives SAMPLER_INVALID (NaN in scores) and never a plausible token.
+/* Compute without a model, for tests, the simulator and the sim device: the next token is a hash of
+ * the prefix. What a step writes into a page for one token is {running hash, token} and a pattern;
+ * every step reads the whole prefix back from the pages and checks the chain, so that a page that
+ * was lost, mixed up or not received gives SAMPLER_INVALID (NaN in scores) and never a plausible
+ * token. With `trusts_pages` only the last token before a step's first is read, so that a step
+ * costs no more behind a long prefix; the answers are the same where the pages are whole.
  * Tokens, supports and log-probabilities are a pure function of (prefix, parameters), so a PD run
  * can be compared with compute_sim_expect bit for bit. Every parameter of sampler_params that is
  * not neutral counts: penalties through how often each id is among output_ids (with none they are
  * neutral), biases and banned ids in any order; a banned id is never drawn or in a support. Pages
- * are checked as model_step does.
+ * are checked as model_step does. Rows are made here, every number a hash, or with `rows` by those:
+ * numbers that fit together, cheaply.
  *
  * Steps take time on a clock that the owner drives: started by start, done by compute_sim_poll. */
 #ifndef BT_KERNELS_COMPUTE_SIM_H
 #define BT_KERNELS_COMPUTE_SIM_H
 
 #include "kernels/compute.h"
+#include "kernels/sim_rows.h"
 
 enum { COMPUTE_SIM_TOKEN_BYTES_MIN = 16 };
 
@@ -25,6 +29,8 @@ typedef struct compute_sim_options {
     uint32_t support_max; /* supports have 1 .. support_max ids (and at most top_k), >= 1 */
     uint64_t step_us;     /* time of a step, and of each of its tokens */
     uint64_t token_us;
+    bool trusts_pages;
+    sim_rows *rows; /* borrowed; NULL: rows of hashes. With them support_max is not looked at */
 } compute_sim_options;
 
 BT_MUST_CHECK bt_status compute_sim_create(const compute_sim_options *options, compute **out);
@@ -33,6 +39,9 @@ BT_MUST_CHECK bt_status compute_sim_create(const compute_sim_options *options, c
 uint64_t compute_sim_due_us(const compute *c);
 /* Ends the running step if it is due: writes pages and rows, calls on_done. true when one ended. */
 bool compute_sim_poll(compute *c, uint64_t now_us);
+/* Runs a step at once, whatever its time, without on_done: for who keeps the time in a thread of
+ * its own, which is then the only one that uses it. Statuses of model_step. */
+BT_MUST_CHECK bt_status compute_sim_run(compute *c, const model_batch *batch);
 /* The status that the next step ends with instead of running (then OK again). */
 void compute_sim_fail_next(compute *c, bt_status status);
 

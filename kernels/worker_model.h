@@ -1,6 +1,6 @@
-/* What a worker of either role computes with: a model from a file, the layout of its KV pages, and
- * a compute_host on the worker's pages. Plain data to read; changed only by the functions here, on
- * the event thread. */
+/* What a worker of either role computes with: a model from a file on the host, or the sim device;
+ * the layout of its KV pages, and the compute on the worker's pages. Plain data to read; changed
+ * only by the functions here, on the event thread. */
 #ifndef BT_KERNELS_WORKER_MODEL_H
 #define BT_KERNELS_WORKER_MODEL_H
 
@@ -10,25 +10,37 @@
 #include "kernels/compute.h"
 #include "kernels/kv_page.h"
 #include "kernels/model.h"
+#include "kernels/worker_sim.h"
 
-typedef struct worker_model {
-    const char *component; /* of log lines: "decode" */
-    model *model;
-    char numerics[64]; /* "host/exact/1/q8_0/5c1d90ab": model_get_numerics and the self-test */
-    kv_page_layout kv;
-    compute *compute;
-} worker_model;
+/* Where a worker computes. */
+typedef enum worker_device {
+    WORKER_DEVICE_HOST,
+    WORKER_DEVICE_SIM, /* keeps time instead (sim_device.h) */
+} worker_device;
 
 typedef struct worker_model_source {
-    const char *component; /* borrowed */
-    const char *path;
+    const char *component; /* borrowed, as the strings below: longer than the worker_model */
+    worker_device device;
     uint32_t page_tokens; /* 16, 32 or 64 */
     kv_dtype dtype;
+    /* The host's. */
+    const char *path;
     model_weights weights;
     uint32_t threads;          /* that pack; 0 = one per CPU */
     const char *weights_cache; /* a folder, "auto" for the user's, "off" */
     uint64_t weights_cache_bytes;
+    /* The sim device's. */
+    worker_sim_settings sim;
 } worker_model_source;
+
+typedef struct worker_model {
+    worker_model_source source;
+    model *model; /* NULL on the sim device */
+    model_card card;
+    char numerics[64]; /* "host/exact/1/q8_0/5c1d90ab": model_get_numerics and the self-test */
+    kv_page_layout kv;
+    compute *compute; /* a compute_threaded */
+} worker_model;
 
 typedef struct worker_model_limits {
     uint32_t threads;    /* 0 = one per CPU */
@@ -36,15 +48,17 @@ typedef struct worker_model_limits {
     uint32_t rows_max;   /* likewise */
 } worker_model_limits;
 
-/* *w is zero. Blocking, for as long as the file is large. Errors of model_load and
- * self_test_run. */
+/* *w is zero. Blocking, for as long as the file is large. Errors of model_load, self_test_run and
+ * worker_sim_describe. */
 BT_MUST_CHECK bt_status worker_model_load(worker_model *w, const worker_model_source *source,
                                           bt_error *error);
-/* The pages are borrowed until worker_model_stop. *fd_out is readable when compute_host_poll has
- * something to do. Errors of compute_host_create. */
+/* The pages are borrowed until worker_model_stop. *fd_out is readable when worker_model_poll has
+ * something to do. Errors of compute_host_create and sim_device_create. */
 BT_MUST_CHECK bt_status worker_model_start(worker_model *w, const worker_model_limits *limits,
                                            void *pages, uint32_t page_count, int *fd_out,
                                            bt_error *error);
+/* Calls the compute's on_done for the step that ended, if one did. */
+void worker_model_poll(worker_model *w);
 /* Waits for the running step; the pages are no longer used. Fine without a start. */
 void worker_model_stop(worker_model *w);
 /* Fine without a load. */

@@ -15,15 +15,22 @@ enum { KV_MEMORY_SHARE = 8 };
 
 static const char *const kv_dtypes[] = {"bf16", "f32", NULL}; /* kv_dtype's numbers */
 static const char *const weights[] = {"auto", "bf16", "int8", "native", NULL}; /* model_weights's */
+static const char *const devices[] = {"host", "sim", "cuda", NULL}; /* worker_options_device's */
 static const char *const log_levels[] = {"error", "warn", "info", "debug", "trace", NULL};
 
 static const bt_option rows_before[] = {
     {.name = "model",
      .type = BT_OPTION_STRING,
      .value_name = "PATH",
-     .help = "GGUF file or Hugging Face folder.",
-     .offset = offsetof(worker_settings, model),
-     .flags = BT_OPTION_REQUIRED},
+     .help = "GGUF file or Hugging Face folder; the sim device has none.",
+     .offset = offsetof(worker_settings, model)},
+    {.name = "device",
+     .type = BT_OPTION_ENUM,
+     .default_text = "host",
+     .choices = devices,
+     .help = "What computes: host, this machine's CPUs; sim keeps time instead of computing "
+             "(docs/sim.md); cuda is not built yet.",
+     .offset = offsetof(worker_settings, device)},
     {.name = "router",
      .type = BT_OPTION_STRING,
      .value_name = "HOST:PORT",
@@ -87,6 +94,83 @@ static const bt_option rows_before[] = {
      .offset = offsetof(worker_settings, kv_dtype)},
 };
 
+#define SIM(field) .offset = offsetof(worker_settings, sim.field)
+static const bt_option rows_of_sim[] = {
+    {.name = "sim-step-us",
+     .type = BT_OPTION_U64,
+     .default_text = "14000",
+     .max = 60 * 1000 * 1000,
+     .value_name = "US",
+     .help = "Time of a step of the sim device.",
+     SIM(step_us)},
+    {.name = "sim-token-us",
+     .type = BT_OPTION_U64,
+     .default_text = "0",
+     .max = 1000 * 1000,
+     .value_name = "US",
+     .help = "And of each token in it.",
+     SIM(token_us)},
+    {.name = "sim-vocab",
+     .type = BT_OPTION_U32,
+     .default_text = "151936",
+     .min = 1,
+     .max = 1u << 22,
+     .value_name = "IDS",
+     .help =
+         "Its vocabulary, at least the tokenizer's; the same in the whole cluster, as the rest.",
+     SIM(vocab_size)},
+    {.name = "sim-support",
+     .type = BT_OPTION_STRING,
+     .default_text = "realistic",
+     .value_name = "IDS",
+     .help =
+         "Ids of every support, where top_k lets them; realistic: 1 to 256, half of them 1 or 2, "
+         "8 on average.",
+     SIM(support)},
+    {.name = "sim-seed",
+     .type = BT_OPTION_U64,
+     .default_text = "1",
+     .value_name = "N",
+     .help = "Another one gives other ids and numbers.",
+     SIM(seed)},
+    {.name = "sim-context",
+     .type = BT_OPTION_U32,
+     .default_text = "32768",
+     .min = 2,
+     .max = 1u << 24,
+     .value_name = "TOKENS",
+     .help = "Prompt and reply together at most.",
+     SIM(context_tokens)},
+    {.name = "sim-layers",
+     .type = BT_OPTION_U32,
+     .default_text = "2",
+     .min = 1,
+     .max = 1024,
+     .help = "Layers of its KV pages.",
+     SIM(layers)},
+    {.name = "sim-kv-bytes",
+     .type = BT_OPTION_U32,
+     .default_text = "256",
+     .min = 16,
+     .max = 1u << 20,
+     .value_name = "BYTES",
+     .help = "Keys and values of one token in all layers together.",
+     SIM(kv_bytes)},
+    {.name = "sim-check-pages",
+     .type = BT_OPTION_BOOL,
+     .default_text = "false",
+     .help = "Read the whole prefix back from the pages at every step, not only its last token.",
+     SIM(checks_pages)},
+    {.name = "sim-report-ms",
+     .type = BT_OPTION_U32,
+     .default_text = "0",
+     .max = 3600 * 1000,
+     .value_name = "MS",
+     .help = "Log every so often how well the time was kept; 0: at the end only.",
+     SIM(report_ms)},
+};
+#undef SIM
+
 static const bt_option rows_behind[] = {
     {.name = "sampling-mask-max-tokens",
      .type = BT_OPTION_U32,
@@ -147,6 +231,7 @@ bool worker_options_start(worker_options *options, const worker_options_role *ro
         .options = options->rows,
     };
     add_rows(options, rows_before, BT_ARRAY_COUNT(rows_before));
+    add_rows(options, rows_of_sim, BT_ARRAY_COUNT(rows_of_sim));
     add_rows(options, role->rows, role->count);
     add_rows(options, rows_behind, BT_ARRAY_COUNT(rows_behind));
     return bt_options_start(&options->table, argc, argv, settings, &options->parsed, exit_status);
@@ -157,10 +242,40 @@ void worker_options_fini(worker_options *options) {
     options->parsed = NULL;
 }
 
-bt_status worker_options_check(const worker_settings *settings, proto_address *router_out,
-                               bt_error *error) {
+static bt_status check_host(const worker_options *options, const worker_settings *settings,
+                            bt_error *error) {
+    if (settings->model == NULL) {
+        return bt_fail(error, BT_ERR_CALLER_CONFIG,
+                       "option --model is required with --device host; see --help");
+    }
+    for (size_t i = 0; i < BT_ARRAY_COUNT(rows_of_sim); i++) {
+        const char *name = rows_of_sim[i].name;
+        if (!bt_options_is_given(options->parsed, name)) continue;
+        return bt_fail(error, BT_ERR_CALLER_CONFIG, "--%s is for --device sim only", name);
+    }
+    return BT_OK;
+}
+
+static bt_status check_device(const worker_options *options, const worker_settings *settings,
+                              bt_error *error) {
+    switch ((worker_options_device)settings->device) {
+    case WORKER_OPTIONS_DEVICE_HOST: return check_host(options, settings, error);
+    case WORKER_OPTIONS_DEVICE_SIM:
+        if (settings->model == NULL) return BT_OK;
+        return bt_fail(error, BT_ERR_CALLER_CONFIG,
+                       "--model is not for --device sim, which has no model file");
+    case WORKER_OPTIONS_DEVICE_CUDA: break;
+    }
+    return bt_fail(error, BT_ERR_CALLER_CONFIG, "--device %s is not built yet",
+                   devices[settings->device]);
+}
+
+bt_status worker_options_check(const worker_options *options, const worker_settings *settings,
+                               proto_address *router_out, bt_error *error) {
     const uint32_t page_tokens = settings->page_tokens;
     bt_error why = {0};
+    const bt_status has_device = check_device(options, settings, error);
+    if (has_device != BT_OK) return has_device;
     if (page_tokens != 16 && page_tokens != 32 && page_tokens != 64) {
         return bt_fail(error, BT_ERR_CALLER_CONFIG, "--page-tokens is 16, 32 or 64, not %" PRIu32,
                        page_tokens);

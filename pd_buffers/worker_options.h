@@ -1,6 +1,6 @@
 /* The command line of a worker program: the options that both roles have, around the few rows that
  * a role adds, and what can be said of their values before a model is there. No word about models:
- * --model is a path here. One thread, at start-up. */
+ * --model is a path here, and the sim device's options are numbers. One thread, at start-up. */
 #ifndef BT_PD_BUFFERS_WORKER_OPTIONS_H
 #define BT_PD_BUFFERS_WORKER_OPTIONS_H
 
@@ -13,9 +13,26 @@
 #include "proto/address.h"
 #include "proto/message.h"
 
+/* Where a worker computes; the choices of --device, in their order. */
+typedef enum worker_options_device {
+    WORKER_OPTIONS_DEVICE_HOST,
+    WORKER_OPTIONS_DEVICE_SIM,
+    WORKER_OPTIONS_DEVICE_CUDA, /* refused: not built yet */
+} worker_options_device;
+
+/* Of the sim device. */
+typedef struct worker_sim_options {
+    uint64_t step_us, token_us, seed;
+    uint32_t vocab_size, context_tokens, layers, kv_bytes, report_ms;
+    const char *support;
+    bool checks_pages;
+} worker_sim_options;
+
 /* Strings belong to the worker_options that wrote them. */
 typedef struct worker_settings {
     const char *router, *model, *weights_cache, *host, *ucx_tls, *ucx_net_devices, *ucx_port_range;
+    uint32_t device; /* worker_options_device */
+    worker_sim_options sim;
     bool ucx_allow_all_devices;
     uint32_t threads, kv_pages, page_tokens, kv_dtype; /* kv_dtype's numbers: bf16, f32 */
     uint32_t weights; /* model_weights's numbers: auto, bf16, int8, native */
@@ -44,9 +61,10 @@ bool worker_options_start(worker_options *options, const worker_options_role *ro
                           char **argv, void *settings, int *exit_status);
 void worker_options_fini(worker_options *options);
 
-/* What no model is needed for, before minutes go by with loading one. CALLER_CONFIG with a
- * sentence that names the option. */
-BT_MUST_CHECK bt_status worker_options_check(const worker_settings *settings,
+/* What no model is needed for, before minutes go by with loading one: also that each device has the
+ * options that it needs, and no other's. CALLER_CONFIG with a sentence that names the option. */
+BT_MUST_CHECK bt_status worker_options_check(const worker_options *options,
+                                             const worker_settings *settings,
                                              proto_address *router_out, bt_error *error);
 /* How many KV pages of page_bytes there are to be. */
 BT_MUST_CHECK bt_status worker_options_page_count(const worker_settings *settings,

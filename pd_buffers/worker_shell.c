@@ -197,6 +197,7 @@ static bt_status describe(worker_shell *s, bt_error *error) {
     BT_ASSERT(2 * facts->fingerprint_bytes < sizeof record->model_fingerprint);
     hex_of(facts->fingerprint, facts->fingerprint_bytes, record->model_fingerprint);
     worker_options_fill_record(&s->options, s->settings, hello);
+    if (s->settings->model == NULL) return BT_OK; /* nor a tokenizer: it is not stated */
     return proto_tokenizer_digest(s->settings->model, record->tokenizer_fingerprint, error);
 }
 
@@ -238,7 +239,7 @@ static bt_status create_loop(worker_shell *s, bt_error *error) {
 
 /* Nothing touches the network before the model is there. */
 static bt_status start(worker_shell *s, bt_error *error) {
-    bt_status status = worker_options_check(s->settings, &s->router, error);
+    bt_status status = worker_options_check(&s->options, s->settings, &s->router, error);
     if (status == BT_OK) status = s->role->load(s->worker, &s->facts, error);
     if (status == BT_OK) status = create_pages(s, error);
     if (status == BT_OK) {

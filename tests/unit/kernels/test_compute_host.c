@@ -108,9 +108,9 @@ static void on_done(void *context, bt_status status) {
 static void wait_done(compute *c, outcome *o) {
     const uint32_t before = o->count;
     while (o->count == before) {
-        struct pollfd p = {.fd = compute_host_get_fd(c), .events = POLLIN};
+        struct pollfd p = {.fd = compute_threaded_get_fd(c), .events = POLLIN};
         assert_int_equal(poll(&p, 1, -1), 1);
-        compute_host_poll(c);
+        compute_threaded_poll(c);
     }
 }
 
@@ -145,7 +145,7 @@ static void steps_equal_direct_ones(void **state) {
         assert_memory_equal(threaded.support_logprobs, direct.support_logprobs,
                             sizeof direct.support_logprobs);
     }
-    compute_host_poll(c); /* nothing to report */
+    compute_threaded_poll(c); /* nothing to report */
     assert_int_equal(o.count, 20);
     c->ops->destroy(c);
     tear_down(&l);

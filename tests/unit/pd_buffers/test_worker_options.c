@@ -36,9 +36,10 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/* Up to three arguments after the program's name and --model; the exit status, or -1 to go on. */
-static int start(const char *first, const char *second, const char *third) {
-    const char *const given[] = {"baton-test", "--model", "m", first, second, third};
+/* Up to four arguments after the program's name; the exit status, or -1 to go on. */
+static int start_with(const char *first, const char *second, const char *third,
+                      const char *fourth) {
+    const char *const given[] = {"baton-test", first, second, third, fourth};
     char texts[BT_ARRAY_COUNT(given)][64];
     char *argv[BT_ARRAY_COUNT(given) + 1] = {0};
     int argc = 0;
@@ -48,6 +49,10 @@ static int start(const char *first, const char *second, const char *third) {
     }
     int status = -1;
     return worker_options_start(&options, &role, argc, argv, &worker, &status) ? -1 : status;
+}
+
+static int start(const char *first, const char *second, const char *third) {
+    return start_with("--model=m", first, second, third);
 }
 
 static void rows_of_the_role_are_among_the_others(void **state) {
@@ -61,7 +66,7 @@ static void rows_of_the_role_are_among_the_others(void **state) {
     assert_int_equal(worker.settings.page_tokens, 32);
     for (size_t i = 1; i < options.table.count; i++) {
         if (strcmp(options.rows[i].name, "hands") != 0) continue;
-        assert_string_equal(options.rows[i - 1].name, "kv-dtype");
+        assert_string_equal(options.rows[i - 1].name, "sim-report-ms");
         assert_string_equal(options.rows[i + 1].name, "sampling-mask-max-tokens");
         return;
     }
@@ -79,13 +84,46 @@ static void settings_that_cannot_be_used_are_named(void **state) {
     proto_address router;
     bt_error error = {0};
     assert_int_equal(start("--page-tokens=48", NULL, NULL), -1);
-    assert_int_equal(worker_options_check(&worker.settings, &router, &error), BT_ERR_CALLER_CONFIG);
+    assert_int_equal(worker_options_check(&options, &worker.settings, &router, &error),
+                     BT_ERR_CALLER_CONFIG);
     assert_string_equal(error.text, "--page-tokens is 16, 32 or 64, not 48");
     worker.settings.page_tokens = 64;
-    assert_int_equal(worker_options_check(&worker.settings, &router, &error), BT_OK);
+    assert_int_equal(worker_options_check(&options, &worker.settings, &router, &error), BT_OK);
     worker.settings.router = "nowhere";
-    assert_int_not_equal(worker_options_check(&worker.settings, &router, &error), BT_OK);
+    assert_int_not_equal(worker_options_check(&options, &worker.settings, &router, &error), BT_OK);
     assert_ptr_equal(strstr(error.text, "--router: "), error.text);
+}
+
+static void assert_refused(const char *sentence) {
+    proto_address router;
+    bt_error error = {0};
+    assert_int_equal(worker_options_check(&options, &worker.settings, &router, &error),
+                     BT_ERR_CALLER_CONFIG);
+    assert_string_equal(error.text, sentence);
+    worker_options_fini(&options);
+    worker = (test_worker){0};
+}
+
+static void every_device_has_its_options_and_no_others(void **state) {
+    (void)state;
+    proto_address router;
+    bt_error error = {0};
+    assert_int_equal(start_with(NULL, NULL, NULL, NULL), -1);
+    assert_refused("option --model is required with --device host; see --help");
+    assert_int_equal(start("--sim-seed=1", NULL, NULL), -1);
+    assert_refused("--sim-seed is for --device sim only");
+    assert_int_equal(start("--device=sim", NULL, NULL), -1);
+    assert_refused("--model is not for --device sim, which has no model file");
+    assert_int_equal(start("--device=cuda", NULL, NULL), -1);
+    assert_refused("--device cuda is not built yet");
+    assert_int_equal(start("--device=tpu", NULL, NULL), 2);
+    worker = (test_worker){0};
+    assert_int_equal(start_with("--device=sim", "--sim-support=20", "--sim-step-us=7", NULL), -1);
+    assert_int_equal(worker_options_check(&options, &worker.settings, &router, &error), BT_OK);
+    assert_int_equal(worker.settings.sim.step_us, 7);
+    assert_string_equal(worker.settings.sim.support, "20");
+    assert_int_equal(worker.settings.sim.vocab_size, 151936);
+    assert_null(worker.settings.model);
 }
 
 static void pages_go_by_number_or_by_bytes(void **state) {
@@ -140,6 +178,7 @@ int main(void) {
         cmocka_unit_test_teardown(rows_of_the_role_are_among_the_others, tear_down),
         cmocka_unit_test_teardown(bounds_of_the_role_are_kept, tear_down),
         cmocka_unit_test_teardown(settings_that_cannot_be_used_are_named, tear_down),
+        cmocka_unit_test_teardown(every_device_has_its_options_and_no_others, tear_down),
         cmocka_unit_test_teardown(pages_go_by_number_or_by_bytes, tear_down),
         cmocka_unit_test_teardown(no_page_and_too_many_are_refused, tear_down),
         cmocka_unit_test_teardown(only_what_was_given_is_pinned, tear_down),

@@ -19,28 +19,27 @@
 #include "base/json_number.h"
 
 #include <string.h>
-#if defined(__SSE2__) && !defined(BT_JSON_PORTABLE)
-#include <emmintrin.h>
-#define USES_SSE2 1
-#endif
 
 #include "base/compiler.h"
 #include "base/json_number_internal.h"
+#ifdef BT_JSON_SSE2
+#include <emmintrin.h>
+#endif
 
 /* The bits of the first float from 1e-5 on, and of 100. */
 #define SIZE_MIN 0x3727c5adU
 #define SIZE_END 0x42c80000U
 
-enum { FLOAT_BIAS = 127, FRACTION_BITS = 23, TAIL = 16, PORTION = 8 };
+enum { FLOAT_BIAS = 127, FRACTION_BITS = 23 };
 static const uint32_t FRACTION = (1U << FRACTION_BITS) - 1U;
 
-/* Zeros in front of the first digit but one. */
+/* The place of the highest bit. */
 static inline unsigned last_set(unsigned word) {
     return 31U - (unsigned)__builtin_clz(word);
 }
 
 /* Sixteen digits at `out`; gives how many there are without zeros at the end, 1 of zero. */
-#ifdef USES_SSE2
+#ifdef BT_JSON_SSE2
 /* As bt_json_eight_digits, both words at once. */
 static inline unsigned write_tail(char *out, uint32_t upper, uint32_t lower) {
     const __m128i eights = _mm_set_epi64x((long long)lower, (long long)upper);
@@ -117,6 +116,10 @@ size_t bt_json_float(char *out, float value) {
 }
 
 size_t bt_json_floats(char *out, const float *values, size_t count) {
+#ifdef BT_JSON_AVX2
+    if (count >= 4 && __builtin_cpu_supports("avx2"))
+        return bt_json_floats_avx2(out, values, count);
+#endif
     char *end = out;
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;

@@ -3,9 +3,20 @@
 #define BT_BASE_JSON_NUMBER_INTERNAL_H
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdint.h>
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "eight digits are stored as one word");
+
+/* BT_JSON_PORTABLE: for tests, without vector instructions. */
+#if defined(__SSE2__) && !defined(BT_JSON_PORTABLE)
+#define BT_JSON_SSE2 1
+#endif
+#if defined(__x86_64__) && !defined(BT_JSON_PORTABLE)
+#define BT_JSON_AVX2 1
+/* bt_json_floats for processors with AVX2. */
+size_t bt_json_floats_avx2(char *out, const float *values, size_t count);
+#endif
 
 enum { BT_JSON_POWER_MIN = -292, BT_JSON_POWER_MAX = 324 };
 

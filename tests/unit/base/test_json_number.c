@@ -422,15 +422,33 @@ static void floats_of_every_binade_are_their_doubles(void **state) {
     bt_free(room);
 }
 
+/* The texts of these floats, with a comma behind each, by lists and one by one. */
+static void check_block(char *list, char *single, uint32_t first) {
+    float values[PORTION];
+    size_t length = 0;
+    for (uint32_t i = 0; i < PORTION; i++) {
+        values[i] = -float_from_bits(first + i);
+        length += bt_json_float(single + length, values[i]);
+        single[length++] = ',';
+    }
+    assert_int_equal(bt_json_floats(list, values, PORTION), length - 1);
+    assert_memory_equal(list, single, length - 1);
+}
+
 static void all_floats_are_their_doubles(void **state) {
     (void)state;
     char *room = bt_malloc(2 * BT_JSON_NUMBER_ROOM);
-    assert_non_null(room);
+    char *list = bt_malloc(bt_json_floats_room(PORTION));
+    char *single = bt_malloc(bt_json_floats_room(PORTION));
+    assert_true(room != NULL && list != NULL && single != NULL);
     for (uint32_t bits = 0; bits < 0x80000000U; bits++) {
         check_float(room, bits, true);
+        if (bits % PORTION == 0) check_block(list, single, bits);
         if ((bits & 0x07ffffffU) == 0) print_message("# %u of 16\n", bits >> 27);
     }
     bt_free(room);
+    bt_free(list);
+    bt_free(single);
 }
 
 int main(int argc, char **argv) {

@@ -422,8 +422,7 @@ static void read_item(api_reader *reader, const bt_json *root) {
 }
 
 void api_chat_read(api_reader *reader, const bt_json *root) {
-    if (!api_items_create(reader, 1)) return;
-    api_item_begin(reader, 0);
+    if (!api_items_create(reader, 1) || !api_item_begin(reader, 0)) return;
     read_item(reader, root);
     (void)api_item_end(reader);
 }

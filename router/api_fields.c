@@ -61,10 +61,8 @@ static bool is_readable(const api_fields *fields, size_t field) {
 
 static void fail_type(api_fields *fields, size_t field, const char *expected) {
     const bt_json *value = &fields->values[field];
-    bool is_list = value->kind == BT_JSON_ARRAY;
-    (void)api_fail(fields->failure, 400, API_ERROR_SCHEMA, "%s must be %s, got %s%s.",
-                   fields->names[field], expected, bt_json_kind_name(value->kind),
-                   is_list ? " (list inputs are not supported yet)" : "");
+    (void)api_fail(fields->failure, 400, API_ERROR_SCHEMA, "%s must be %s, got %s.",
+                   fields->names[field], expected, bt_json_kind_name(value->kind));
 }
 
 void api_get_bool(api_fields *fields, size_t field, bool *out) {

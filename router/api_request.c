@@ -1,6 +1,7 @@
 /* Ends common to all requests: the body, prompts, what is checked after tokenizing. */
 #include "router/api_request.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -16,6 +17,7 @@ static void request_fini(api_request *request) {
     token_list_fini(&request->biases);
     token_list_fini(&request->logprob_ids);
     token_list_fini(&request->logprob_order);
+    if (request->borrows_stops) return;
     stop_set_destroy(request->stops);
     for (uint32_t i = 0; i < request->stop_count; i++) {
         bt_free(request->stop_texts[i]);
@@ -94,10 +96,6 @@ bool api_prompt_from_ids(api_reader *reader, const bt_json *value) {
     bt_json_iter_init(&iter, value);
     while (bt_json_next_item(&iter, &item)) {
         int64_t id;
-        if (item.kind == BT_JSON_ARRAY)
-            return api_fail(reader->failure, 400, API_ERROR_SCHEMA,
-                            "input_ids must be one list of token ids; list inputs are not "
-                            "supported yet.");
         if (!bt_json_get_int64(&item, false, &id) || id < 0 || id >= (int64_t)vocab)
             return api_fail(reader->failure, 400, API_ERROR_SCHEMA,
                             "input_ids[%llu] must be a token id in [0, %lld], got %.*s.",
@@ -117,7 +115,7 @@ bool api_prompt_from_ids(api_reader *reader, const bt_json *value) {
 
 void api_rid_read(api_fields *fields, size_t field, api_request *request) {
     request->rid[0] = 0;
-    api_get_string(fields, field, request->rid, sizeof(request->rid));
+    api_get_string(fields, field, request->rid, API_RID_MAX + 1);
     request->has_own_rid = request->rid[0] != 0;
     if (!request->has_own_rid) random_id(request->rid);
 }
@@ -139,19 +137,27 @@ static bool fail_memory(const api_reader *reader) {
     return api_fail(reader->failure, 503, API_ERROR_GENERATE, "the router is out of memory");
 }
 
-bool api_items_create(api_reader *reader, uint32_t count) {
+bool api_items_create(api_reader *reader, uint64_t count) {
+    const uint32_t max = reader->settings->batch_max;
     api_batch *batch = reader->batch;
     if (reader->failure->http_status != 0) return false;
+    if (batch->is_list && count > max)
+        return api_fail(reader->failure, 400, API_ERROR_GENERATE,
+                        "a list of %llu prompts is longer than --batch-max=%u.",
+                        (unsigned long long)count, max);
     batch->items = bt_calloc(count, sizeof(*batch->items));
     if (batch->items == NULL) return fail_memory(reader);
-    batch->count = count;
+    batch->count = (uint32_t)count;
     return true;
 }
 
-void api_item_begin(api_reader *reader, uint32_t index) {
+bool api_item_begin(api_reader *reader, uint32_t index) {
     const api_settings *settings = reader->settings;
     api_request *request = &reader->batch->items[index];
+    if (reader->failure->http_status != 0) return false;
+    reader->index = index;
     reader->request = request;
+    reader->names_item = reader->has_own_values;
     reader->logprob_start = -1;
     request->kind = reader->kind;
     request->skips_special = true;
@@ -159,11 +165,35 @@ void api_item_begin(api_reader *reader, uint32_t index) {
     request->generation = proto_generation_default();
     request->generation.vocab_limit = tokenizer_vocab_count(settings->tokenizer);
     request->generation.filter = settings->sampling_filter;
+    return true;
 }
 
 bool api_item_end(api_reader *reader) {
-    if (reader->failure->http_status != 0) return false;
-    return api_words_join(reader->request) == BT_OK || fail_memory(reader);
+    api_failure *failure = reader->failure;
+    char text[PROTO_TEXT_MAX];
+    if (failure->http_status == 0 && api_words_join(reader->request) != BT_OK) fail_memory(reader);
+    if (failure->http_status == 0) return true;
+    if (!reader->batch->is_list || !reader->names_item) return false;
+    memcpy(text, failure->text, sizeof(text));
+    (void)snprintf(failure->text, sizeof(failure->text), "[%u]: %.*s", reader->index,
+                   PROTO_TEXT_MAX - API_INDEX_MAX - 4, text);
+    return false;
+}
+
+/* Each sample has some memory of its own, whatever it is asked for. */
+static void check_samples(const api_reader *reader) {
+    const uint64_t given = (uint64_t)reader->settings->batch_max * API_BATCH_SAMPLES;
+    const uint64_t max = given > PROTO_SAMPLES_MAX ? given : PROTO_SAMPLES_MAX;
+    uint64_t samples = 0;
+    for (uint32_t i = 0; i < reader->batch->count; i++) {
+        samples += reader->batch->items[i].generation.samples;
+    }
+    if (samples > max)
+        (void)api_fail(reader->failure, 400, API_ERROR_GENERATE,
+                       "n asks for %llu samples of the list's prompts together, at most %llu are "
+                       "allowed (%d times --batch-max=%u).",
+                       (unsigned long long)samples, (unsigned long long)max, API_BATCH_SAMPLES,
+                       reader->settings->batch_max);
 }
 
 bool api_batch_read(api_kind kind, const char *body, size_t bytes, const api_settings *settings,
@@ -187,6 +217,7 @@ bool api_batch_read(api_kind kind, const char *body, size_t bytes, const api_set
     } else {
         api_chat_read(&reader, &root);
     }
+    if (failure_out->http_status == 0) check_samples(&reader);
     if (failure_out->http_status == 0) return true;
     if (kind == API_CHAT) failure_out->shape = API_ERROR_OPENAI;
     api_batch_fini(out);

@@ -26,6 +26,8 @@ enum {
     API_RID_MAX = 256,         /* bytes of a request id */
     API_MAX_NEW_DEFAULT = 128, /* /generate without max_new_tokens */
     API_TEXT_MAX = 1 << 30,    /* of any one growing text */
+    API_INDEX_MAX = 11,    /* bytes of what tells an item's id from the others', "_" and a number */
+    API_BATCH_SAMPLES = 8, /* --batch-max times so many samples in one batch */
 };
 
 typedef enum api_kind {
@@ -40,6 +42,7 @@ typedef struct api_settings {
     uint32_t context_max;     /* --context-length, 0 = the model's */
     uint32_t stream_interval; /* --stream-interval, >= 1 */
     uint32_t sampling_filter; /* --sampling-filter, sampler_filter's numbers */
+    uint32_t batch_max;       /* --batch-max: prompts of one list */
     bool is_incremental;      /* --incremental-streaming-output */
     char model_name[API_NAME_MAX];
     char model_path[PROTO_TEXT_MAX];
@@ -69,11 +72,12 @@ typedef struct api_request {
     token_list biases;           /* ids, then the bits of their biases */
     token_list logprob_ids;      /* [generation.logprob_id_count], each once */
     token_list logprob_order;    /* of token_ids_logprob: places in logprob_ids */
+    bool borrows_stops;          /* the stop strings are the first item's */
     stop_set *stops;
     char **stop_texts; /* [stop_count], what finish_reason.matched says */
     size_t *stop_bytes;
     uint32_t stop_count;
-    char rid[API_RID_MAX + 1];
+    char rid[API_RID_MAX + API_INDEX_MAX + 1];
     bool has_own_rid; /* given by the client: must be unique while it runs */
     bool streams;
     bool wants_logprob;

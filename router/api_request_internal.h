@@ -10,20 +10,25 @@ typedef struct api_reader {
     const api_model *model;
     api_kind kind;
     api_batch *batch;
-    api_request *request; /* the item that is being read */
+    bool has_own_values;  /* items have values of their own besides the prompt */
+    bool names_item;      /* a failure is the item's: its sentence says which */
+    uint32_t index;       /* of the item that is being read, */
+    api_request *request; /* and the item */
     api_failure *failure;
     chat_options chat;
     int64_t logprob_start; /* as given; -1: of the output only */
 } api_reader;
 
-/* An endpoint makes the items, then reads each between begin and end. All return false, or do
- * nothing, once there is a failure. */
+/* An endpoint says how many items there are (batch->is_list when they are a list), then reads each
+ * between begin and end. All return false, or do nothing, once there is a failure. */
 void api_generate_read(api_reader *reader, const bt_json *root);
 void api_chat_read(api_reader *reader, const bt_json *root);
 
-bool api_items_create(api_reader *reader, uint32_t count);
+bool api_items_create(api_reader *reader, uint64_t count);
 /* reader->request becomes the item, with its defaults. */
-void api_item_begin(api_reader *reader, uint32_t index);
+bool api_item_begin(api_reader *reader, uint32_t index);
+/* A failure's sentence begins with the item's number where items are a list and the cause is its
+ * own. */
 bool api_item_end(api_reader *reader);
 
 /* Fill request->prompt. false: reader->failure says why. */

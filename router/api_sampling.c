@@ -289,6 +289,14 @@ static bool add_stop_text(api_fields *fields, api_request *request, const bt_jso
     return true;
 }
 
+static void borrow_stops(const api_request *from, api_request *request) {
+    request->borrows_stops = true;
+    request->stops = from->stops;
+    request->stop_texts = from->stop_texts;
+    request->stop_bytes = from->stop_bytes;
+    request->stop_count = from->stop_count;
+}
+
 static void read_stop_strings(api_fields *fields, api_request *request) {
     const bt_json *value = &fields->values[SAMPLING_STOP];
     stop_string strings[STOP_STRINGS_MAX];
@@ -333,7 +341,11 @@ void api_sampling_read(api_fields *fields, const api_model *model, api_request *
     api_bias_read(fields, SAMPLING_LOGIT_BIAS, model, request);
     read_seed(fields, request);
     read_stop_ids(fields, model, &request->generation, sampling);
-    read_stop_strings(fields, request);
+    if (sampling->same_stops != NULL) {
+        borrow_stops(sampling->same_stops, request);
+    } else {
+        read_stop_strings(fields, request);
+    }
     api_get_bool(fields, SAMPLING_SKIP_SPECIAL_TOKENS, &request->skips_special);
     api_get_bool(fields, SAMPLING_SPACES_BETWEEN_SPECIAL_TOKENS, &ignored);
     api_get_bool(fields, SAMPLING_NO_STOP_TRIM, &request->keeps_stop);

@@ -46,6 +46,8 @@ typedef struct api_sampling {
     uint32_t min_new_tokens;
     int64_t top_k;            /* as given: -1 = all; 1 when greedy */
     const char *const *names; /* of the fields, for sentences */
+    /* An item of the batch with the same `stop`, whose stop strings are shared, or NULL. */
+    const api_request *same_stops;
 } api_sampling;
 
 /* --sampling-filter, sampling_filter: sampler_filter's numbers, NULL-terminated. */

@@ -32,7 +32,7 @@ enum {
 typedef struct values {
     const char *http, *control, *model, *served_model_name, *log_level, *port_file, *spill_path;
     uint32_t mask_max_tokens, sampling_filter, kv_checksum, http_threads, tokenizer_threads,
-        requests_max;
+        requests_max, batch_max;
     uint32_t heartbeat_ms, dead_after_ms;
     uint32_t connections_max, request_timeout_s, context_length, stream_interval;
     uint64_t reply_memory, reply_spill_bytes, body_bytes_max, body_memory;
@@ -67,6 +67,11 @@ static const bt_option OPTIONS[] = {
     {"requests-max", BT_OPTION_U32, "4096", .min = 1, .max = 100000,
      .help = "requests to generate at once, waiting ones included; beyond them 503",
      AT(requests_max)},
+    {"batch-max", BT_OPTION_U32, "512", .min = 1, .max = 16384, .value_name = "PROMPTS",
+     .help =
+         "longest list of prompts in one request, and never more than --requests-max; with n, at "
+         "most 8 times as many samples",
+     AT(batch_max)},
     {"heartbeat-ms", BT_OPTION_U32, "500", .min = 20, .max = 60000, .value_name = "MS",
      .help = "time between two heartbeats of a worker", AT(heartbeat_ms)},
     {"dead-after-ms", BT_OPTION_U32, "5000", .min = 100, .max = 600000, .value_name = "MS",
@@ -78,7 +83,8 @@ static const bt_option OPTIONS[] = {
     {"body-bytes-max", BT_OPTION_BYTES, "512M", .min = 1, .max = 1ull << 40,
      .help = "largest request body; beyond it 413", AT(body_bytes_max)},
     {"body-memory", BT_OPTION_BYTES, "1G", .min = 1, .max = 1ull << 44,
-     .help = "memory for all request bodies; beyond it 503", AT(body_memory)},
+     .help = "memory for all request bodies and for the prompts of what runs; beyond it 503",
+     AT(body_memory)},
     {"reply-memory", BT_OPTION_BYTES, "1G", .min = 1, .max = 1ull << 44,
      .help = "memory for the rows of replies; beyond it they go to a temporary file",
      AT(reply_memory)},
@@ -145,6 +151,7 @@ static bt_status prepare(program *p, bt_error *error) {
     settings->sampling_filter = v->sampling_filter;
     settings->stream_interval = v->stream_interval;
     settings->is_incremental = v->is_incremental;
+    settings->batch_max = v->batch_max < v->requests_max ? v->batch_max : v->requests_max;
     const char *name = v->served_model_name != NULL ? v->served_model_name : v->model;
     if (strlen(name) >= sizeof(settings->model_name) ||
         strlen(v->model) >= sizeof(settings->model_path))

@@ -43,8 +43,10 @@ static void check_request(const api_request *request) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    const api_settings settings = {
-        .tokenizer = get_tokenizer(), .mask_max_tokens = MASK_MAX, .stream_interval = 1};
+    const api_settings settings = {.tokenizer = get_tokenizer(),
+                                   .mask_max_tokens = MASK_MAX,
+                                   .stream_interval = 1,
+                                   .batch_max = 8};
     const api_model model = {.is_known = true,
                              .vocab_size = VOCAB,
                              .context_tokens = CONTEXT,
@@ -56,7 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     const api_kind kind = data[0] % 2 == 0 ? API_GENERATE : API_CHAT;
     const char *body = (const char *)data + 1;
     if (api_batch_read(kind, body, bytes - 1, &settings, &model, &batch, &failure)) {
-        BT_ASSERT(batch.count > 0);
+        BT_ASSERT(batch.count > 0 && batch.count <= 8 && (batch.is_list || batch.count == 1));
         for (uint32_t i = 0; i < batch.count; i++) {
             check_request(&batch.items[i]);
         }

@@ -140,7 +140,7 @@ def not_built_yet_is_refused_by_name_and_neutral_values_pass():
     for key, value in (("regex", "a"), ("json_schema", "{}"), ("ebnf", "x"), ("stop_regex", "x"),
                        ("custom_params", {"a": 1})):
         refused({"input_ids": PROMPT, "sampling_params": {key: value}}, key)
-    refused({"text": ["a", "b"]}, "list")
+    refused({"text": ["a", "b"], "sampling_params": [{}]}, "but there are 2 prompts")
 
 
 @settled

@@ -100,6 +100,7 @@ int api_fixture_set_up(void **state) {
     f->settings = (api_settings){.tokenizer = f->tokenizer,
                                  .mask_max_tokens = 64,
                                  .stream_interval = 1,
+                                 .batch_max = 6,
                                  .model_name = "tiny",
                                  .model_path = "/models/tiny"};
     f->model = (api_model){.is_known = true,

@@ -9,7 +9,12 @@
 #include "proto/row_stream.h"
 #include "router/api_call.h"
 
-enum { API_FIXTURE_EOS = 319, API_FIXTURE_VOCAB = 151936, API_FIXTURE_CONTEXT = 200 };
+enum {
+    API_FIXTURE_EOS = 319,
+    API_FIXTURE_VOCAB = 151936,
+    API_FIXTURE_CONTEXT = 200,
+    API_FIXTURE_SAMPLES_MAX = 1024,
+};
 
 typedef struct api_fixture {
     tokenizer *tokenizer;
@@ -31,9 +36,9 @@ typedef struct api_fixture {
     size_t room; /* SIZE_MAX: as much as wanted */
     /* What the backend was told. */
     unsigned cancel_count; /* of items */
-    unsigned cancelled_samples[PROTO_SAMPLES_MAX];
+    unsigned cancelled_samples[API_FIXTURE_SAMPLES_MAX];
     uint64_t granted_bytes; /* of all samples */
-    uint64_t granted[PROTO_SAMPLES_MAX];
+    uint64_t granted[API_FIXTURE_SAMPLES_MAX];
     uint32_t cached_tokens; /* what rows and ends say */
     uint32_t retractions;   /* what ends say */
 } api_fixture;

@@ -107,6 +107,7 @@ static int set_up_with(void **state, uint64_t in_flight_bytes) {
     f->settings = (api_settings){.tokenizer = f->tokenizer,
                                  .mask_max_tokens = 64,
                                  .stream_interval = 1,
+                                 .batch_max = REQUESTS_MAX,
                                  .model_name = "script",
                                  .model_path = "/script"};
     budget_init(&f->limits.memory, 64 << 20);
@@ -501,6 +502,112 @@ static void test_the_queue_is_bounded(void **state) {
     wait_for(has_cancelled, f, REQUESTS_MAX);
 }
 
+/* ---- batches --------------------------------------------------------------------------------- */
+
+/* {HEAD,"text":["a", ... COUNT of them], TAIL}. Returns owned. */
+static char *batch_of(unsigned count, const char *tail) {
+    bt_text body;
+    bt_text_init(&body, 1 << 20);
+    bt_text_add_string(&body, "{\"text\":[\"a\"");
+    for (unsigned i = 1; i < count; i++) {
+        bt_text_add_string(&body, ",\"a\"");
+    }
+    bt_text_add_format(&body, "]%s}", tail);
+    char *copy = strdup(body.bytes);
+    bt_text_fini(&body);
+    return copy;
+}
+
+static char *post_batch(const fixture *f, unsigned count, const char *tail) {
+    char *body = batch_of(count, tail);
+    char *answer = post(f, "/generate", body);
+    free(body);
+    return answer;
+}
+
+static unsigned count_of(const char *text, const char *needle) {
+    unsigned count = 0;
+    for (; (text = strstr(text, needle)) != NULL; text++) {
+        count++;
+    }
+    return count;
+}
+
+static void *run_batch_client(void *context) {
+    const client *c = context;
+    for (unsigned i = 0; i < 6; i++) {
+        const bool is_stream = (c->index + i) % 2 == 0;
+        char *answer =
+            post_batch(c->f, 1 + (c->index + i) % 5,
+                       is_stream ? ",\"stream\":true,\"sampling_params\":"
+                                   "{\"n\":2,\"max_new_tokens\":3}"
+                                 : ",\"sampling_params\":{\"n\":2,\"max_new_tokens\":3}");
+        assert_has(answer, "HTTP/1.1 200 ");
+        assert_int_equal(count_of(answer, "\"type\":\"length\",\"length\":3"),
+                         2 * (1 + (c->index + i) % 5));
+        free(answer);
+    }
+    return NULL;
+}
+
+static void test_many_batches(void **state) {
+    enum { CLIENTS = 8 };
+    fixture *f = *state;
+    pthread_t threads[CLIENTS];
+    client clients[CLIENTS];
+    join_workers(f);
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        clients[i] = (client){f, i};
+        assert_int_equal(pthread_create(&threads[i], NULL, run_batch_client, &clients[i]), 0);
+    }
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    wait_for(has_open, f, 0);
+    /* As many as the queue takes at once; one more makes the list too long. */
+    char *answer = post_batch(f, REQUESTS_MAX, ",\"sampling_params\":{\"max_new_tokens\":1}");
+    assert_int_equal(count_of(answer, "\"type\":\"length\",\"length\":1"), REQUESTS_MAX);
+    free(answer);
+    expect(post_batch(f, REQUESTS_MAX + 1, ""), "HTTP/1.1 400 ", "--batch-max=64");
+}
+
+/* Items that the queue has no room for, or whose id is taken, fail alone; a batch for which a
+ * thread has no room at all is refused. */
+static void test_batches_beside_others(void **state) {
+    fixture *f = *state;
+    join_workers(f);
+    char *body = batch_of(REQUESTS_MAX - 2, ",\"rid\":\"b\",\"sampling_params\":"
+                                            "{\"sampling_seed\":1000}");
+    int fd = dial(f);
+    put_post(fd, "/generate", body);
+    free(body);
+    wait_for(has_open, f, REQUESTS_MAX - 2);
+    const char tail[] =
+        ",\"rid\":[\"b_1\",\"c\",\"d\",\"e\"],\"sampling_params\":{\"max_new_tokens\":1}";
+    char *answer = post_batch(f, 4, tail);
+    assert_has(answer, "HTTP/1.1 200 ");
+    assert_has(answer, "Duplicate request ID detected: b_1");
+    assert_int_equal(count_of(answer, "\"type\":\"length\",\"length\":1"), 2);
+    assert_int_equal(count_of(answer, "\"status_code\":503"), 1);
+    free(answer);
+    bool is_refused_by_thread = false;
+    for (int i = 0; i < THREADS; i++) { /* which get connections in turn */
+        answer = post_batch(f, 20, ",\"sampling_params\":{\"max_new_tokens\":1}");
+        if (strstr(answer, "too many requests are being served") != NULL) {
+            assert_has(answer, "HTTP/1.1 503 ");
+            is_refused_by_thread = true;
+        }
+        free(answer);
+    }
+    assert_true(is_refused_by_thread);
+    /* The client leaves: all its items are cancelled. */
+    close(fd);
+    wait_for(has_cancelled, f, REQUESTS_MAX - 2);
+    wait_for(has_open, f, 0);
+    expect(post_batch(f, 2, ",\"rid\":\"b\",\"sampling_params\":{\"max_new_tokens\":1}"),
+           "HTTP/1.1 200 ", "\"id\":\"b_1\"");
+}
+
 /* Stopping with requests of every kind under way frees them all (see tear_down). */
 static void test_stopping_with_open_requests(void **state) {
     fixture *f = *state;
@@ -513,13 +620,19 @@ static void test_stopping_with_open_requests(void **state) {
     int streaming = dial(f);
     put_post(streaming, "/generate",
              "{\"text\":\"a\",\"stream\":true,\"sampling_params\":{\"max_new_tokens\":1000000}}");
-    wait_for(has_open, f, 3);
+    int batch = dial(f);
+    put_post(batch, "/generate",
+             "{\"text\":[\"a\",\"b\"],\"stream\":true,\"sampling_params\":["
+             "{\"max_new_tokens\":1000000},{\"sampling_seed\":1000}]}");
+    wait_for(has_open, f, 5);
     free(take(streaming, "data: "));
+    free(take(batch, "data: "));
     tear_down(state);
     expect(take(hanging, NULL), "HTTP/1.1 503 ", "the router is stopping");
     expect(take(stream, NULL), "HTTP/1.1 503 ", "the router is stopping");
     close(stream);
     close(hanging);
+    close(batch);
     close(streaming);
     set_up(state);
 }
@@ -549,6 +662,8 @@ int main(void) {
         CASE(test_a_reader_that_stops),
         CASE(test_request_ids_are_unique_while_they_live),
         CASE(test_the_queue_is_bounded),
+        CASE(test_many_batches),
+        CASE(test_batches_beside_others),
         CASE(test_stopping_with_open_requests),
         CASE(test_a_model_smaller_than_the_tokenizer),
         cmocka_unit_test_setup_teardown(test_rows_through_little_room, set_up_with_little_room,

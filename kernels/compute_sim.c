@@ -213,23 +213,28 @@ static void draw(const compute_sim_options *o, const sampler_params *params, his
     if (params->top_k != 0 && count > params->top_k) count = params->top_k;
     if (count > drawable) count = drawable;
     const bool has_mask = params->mask_mode != SAMPLER_MASK_OFF;
+    const bool is_cut = has_mask && count > params->mask_max_tokens;
     if (has_mask) row->cap_needed = count;
-    if (has_mask && count > params->mask_max_tokens) {
+    if (is_cut && params->mask_bounded == 0) {
         row->status = SAMPLER_OVERFLOW;
         return;
     }
+    const uint32_t kept = is_cut ? params->mask_max_tokens : count;
     const uint32_t rank = (uint32_t)(seeded % count);
     uint32_t id = (uint32_t)(hash % vocab);
     for (uint32_t i = 0; i < count; i++) {
         id = next_id(params, vocab, id);
         if (i == rank) row->token = (int32_t)id;
-        if (has_mask) row->support_ids[i] = (int32_t)id;
-        if (params->mask_mode == SAMPLER_MASK_SUPPORT)
-            row->support_logprobs[i] = logprob_of(mix(hash, 3 + i));
+        if (has_mask && (i < kept || i == rank)) {
+            const uint32_t at = i < kept ? i : kept - 1;
+            row->support_ids[at] = (int32_t)id;
+            if (params->mask_mode == SAMPLER_MASK_SUPPORT)
+                row->support_logprobs[at] = logprob_of(mix(hash, 3 + i));
+        }
         id++;
     }
     row->status = SAMPLER_OK;
-    row->support_count = has_mask ? count : 0;
+    row->support_count = has_mask ? kept : 0;
     row->selected_logprob = has_mask ? logprob_of(mix(hash, 3 + rank)) : 0.0f;
     if (params->wants_logprob == 0) return;
     row->token_logprob = logprob_of(mix(seeded, 2));

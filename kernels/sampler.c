@@ -177,27 +177,26 @@ static size_t pick_column(const draw *d, const float *weights, const uint32_t *c
     return best;
 }
 
-/* A threshold not above the one of top_k: one that at least top_k weights reach. The maxima of k
- * disjoint sets are k weights, and few others lie above the smallest of them when there are more
- * sets than k. */
-static uint32_t top_k_floor(const draw *d) {
-    const uint32_t top_k = d->params->top_k;
+/* A threshold that at least `wanted` weights reach, so not above the one of a top_k so large; 0
+ * wants all. The maxima of k disjoint sets are k weights, and few others lie above the smallest of
+ * them when there are more sets than k. */
+static uint32_t top_k_floor(const draw *d, uint32_t wanted) {
     sampler_workspace *workspace = d->workspace;
-    if (top_k == 0 || top_k >= d->count) return SAMPLER_WEIGHT_MIN_BITS;
+    if (wanted == 0 || wanted >= d->count) return SAMPLER_WEIGHT_MIN_BITS;
     uint32_t groups = 1;
-    while (groups < SAMPLER_GROUPS_PER_CHUNK_MAX && top_k > d->chunks * groups / 2) {
+    while (groups < SAMPLER_GROUPS_PER_CHUNK_MAX && wanted > d->chunks * groups / 2) {
         groups *= 4;
     }
     const uint32_t *values = workspace->maxima;
     size_t count = d->chunks * groups;
-    if (top_k > count / 2) {
+    if (wanted > count / 2) {
         /* Too many for the sets: the weights themselves, as bits. */
         values = (const uint32_t *)(const void *)workspace->weights;
         count = d->count;
     } else {
         workspace->loops->group_maxima(workspace->weights, d->chunks, groups, workspace->maxima);
     }
-    const uint32_t floor = sampler_reached_by(values, count, top_k, &workspace->histogram);
+    const uint32_t floor = sampler_reached_by(values, count, wanted, &workspace->histogram);
     return floor > SAMPLER_WEIGHT_MIN_BITS ? floor : SAMPLER_WEIGHT_MIN_BITS;
 }
 
@@ -292,7 +291,7 @@ static sampler_cut filter(draw *d) {
         has_min_p && !is_by_rank(params) && params->top_p < 1.0F && count_max < d->count;
     double mass_limit =
         is_sequential ? math_inf_f64() : mass_limit_of(params, d->scale.fixed_total);
-    uint32_t floor = top_k_floor(d);
+    uint32_t floor = top_k_floor(d, params->top_k);
     if (!is_sequential) floor = larger(floor, min_p_bits);
     const bool is_wide = params->top_k == 0 || params->top_k > TOP_P_FLOOR_TOP_K_MIN;
     if (mass_limit < math_inf_f64() && is_wide) floor = larger(floor, top_p_floor(d, mass_limit));
@@ -320,19 +319,6 @@ static void unpack(sampler_workspace *workspace, size_t count) {
     }
 }
 
-static void capture(draw *d, const sampler_cut *cut, float token_weight) {
-    const sampler_workspace *workspace = d->workspace;
-    sampler_row *row = d->row;
-    const float mass = sampler_mass(cut->fixed_sum);
-    row->selected_logprob = math_log_f32(token_weight / mass);
-    row->support_count = cut->count;
-    for (size_t i = 0; i < cut->count; i++) {
-        row->support_ids[i] = (int32_t)workspace->ids[i];
-    }
-    if (d->params->mask_mode != SAMPLER_MASK_SUPPORT) return;
-    workspace->loops->log_shares(workspace->picked, cut->count, mass, row->support_logprobs);
-}
-
 static bool has_filter(const sampler_params *params) {
     return params->top_k != 0 || params->top_p < 1.0F || params->min_p > 0.0F;
 }
@@ -340,6 +326,58 @@ static bool has_filter(const sampler_params *params) {
 static void sort_and_unpack(sampler_workspace *workspace, size_t count) {
     sampler_sort(workspace->candidates, count, workspace->spare, &workspace->histogram);
     unpack(workspace, count);
+}
+
+/* A bounded row of a support in no order: leaves its `wanted` heaviest entries in
+ * workspace->candidates. They are collected anew, which costs less than ordering all. */
+static void keep_heaviest(const draw *d, const sampler_cut *support, uint32_t wanted) {
+    sampler_workspace *workspace = d->workspace;
+    uint64_t *candidates = workspace->candidates;
+    const double no_limit = math_inf_f64();
+    const uint32_t floor = larger(support->threshold, top_k_floor(d, wanted));
+    const size_t count =
+        workspace->loops->collect(workspace->weights, d->chunks, floor, candidates);
+    sampler_cut cut = sampler_find_cut(candidates, count, wanted, no_limit, &workspace->histogram);
+    const size_t ties_max = cut_ties(candidates, count, wanted, no_limit, &cut);
+    cut = keep(candidates, count, cut.threshold, ties_max);
+    BT_ASSERT(cut.count == wanted);
+}
+
+/* A token that was drawn, as a candidate. */
+static uint64_t candidate_of(float weight, uint32_t id) {
+    return (uint64_t)math_bits_f32(weight) << 32 | id;
+}
+
+/* The drawn token takes the place of the last of `count` entries unless it is one of them. */
+static void keep_drawn(sampler_workspace *workspace, uint32_t count, uint64_t drawn) {
+    const uint32_t last = count - 1;
+    const uint32_t id = (uint32_t)drawn;
+    const float weight = math_from_bits_f32((uint32_t)(drawn >> 32));
+    const bool is_tie = weight == workspace->picked[last];
+    if (weight > workspace->picked[last] || (is_tie && id <= workspace->ids[last])) return;
+    workspace->picked[last] = weight;
+    workspace->ids[last] = id;
+}
+
+/* The row of a support whose entries are picked, in their order or in that of ids. */
+static void capture(draw *d, const sampler_cut *cut, bool is_ordered, uint64_t drawn) {
+    sampler_workspace *workspace = d->workspace;
+    sampler_row *row = d->row;
+    const uint32_t cap = d->params->mask_max_tokens;
+    const uint32_t count = cut->count < cap ? cut->count : cap;
+    if (!is_ordered) {
+        if (count < cut->count) keep_heaviest(d, cut, count);
+        sort_and_unpack(workspace, count);
+    }
+    if (count < cut->count) keep_drawn(workspace, count, drawn);
+    const float mass = sampler_mass(cut->fixed_sum);
+    row->selected_logprob = math_log_f32(math_from_bits_f32((uint32_t)(drawn >> 32)) / mass);
+    row->support_count = count;
+    for (size_t i = 0; i < count; i++) {
+        row->support_ids[i] = (int32_t)workspace->ids[i];
+    }
+    if (d->params->mask_mode != SAMPLER_MASK_SUPPORT) return;
+    workspace->loops->log_shares(workspace->picked, count, mass, row->support_logprobs);
 }
 
 static void draw_filtered(draw *d) {
@@ -354,8 +392,10 @@ static void draw_filtered(draw *d) {
     if (!has_filter(params)) capture_end(workspace, begin);
     if (has_mask) {
         d->row->cap_needed = cut.count;
-        d->row->status = cut.count > params->mask_max_tokens ? SAMPLER_OVERFLOW : SAMPLER_OK;
-        if (d->row->status != SAMPLER_OK) return;
+        if (cut.count > params->mask_max_tokens && params->mask_bounded == 0) {
+            d->row->status = SAMPLER_OVERFLOW;
+            return;
+        }
     }
     if (has_columns_by_rank) {
         sort_and_unpack(workspace, cut.count);
@@ -364,12 +404,11 @@ static void draw_filtered(draw *d) {
     }
     const uint32_t *columns = has_columns_by_rank ? NULL : workspace->ids;
     const size_t index = pick_column(d, workspace->picked, columns, cut.count);
-    const float token_weight = workspace->picked[index];
+    const uint64_t drawn = candidate_of(workspace->picked[index], workspace->ids[index]);
     set_token(d, workspace->ids[index]);
     if (!has_mask) return;
     begin = capture_begin(workspace);
-    if (!has_columns_by_rank) sort_and_unpack(workspace, cut.count);
-    capture(d, &cut, token_weight);
+    capture(d, &cut, has_columns_by_rank, drawn);
     capture_end(workspace, begin);
 }
 

@@ -44,13 +44,19 @@
  * 4. What is said of the support:
  *     mass    = the sum of q over the support, rounded once to float32, times 2^-40
  *     entry   = log(w[i] / mass)                              exactly 0 for a singleton
+ *    The row's entries are the support by descending w, then ascending id. A support of more than
+ *    mask_max_tokens ids is an OVERFLOW, whose cap_needed is its true size; or, with mask_bounded,
+ *    the row has the first mask_max_tokens entries, the drawn token in the place of the last where
+ *    it is not among them (with a cap of 1: it alone). cap_needed is the true size then too, and
+ *    mass and log-probabilities are the whole support's. In selected mode the row has the same ids
+ *    and the one log-probability.
  *
  * 5. The draw, a pure function of (seed, position, row): Gumbel-max over the support with murmur3
  *    noise, SGLang's deterministic sampler (the formula is at sampler_noise):
  *     score   = log((double)w[i]) + noise(column), in double; the first largest in order of columns
  *    In `joint` the column is the rank in the sorted row when top_k is finite (not 0, however
  *    large), else the token id. In `rank` it is the rank when anything filters at all (top_k
- * finite, top_p < 1 or min_p > 0), else the token id. Masks on or off never change it.
+ * finite, top_p < 1 or min_p > 0), else the token id. Masks on, off or bounded never change it.
  *
  * 6. Log-probabilities over the whole vocabulary: of the token drawn, of the largest and of chosen
  *    ids; (z[i] - max z) - log(Q * 2^-40), in double, rounded once; -inf where x[i] is.
@@ -105,6 +111,7 @@ typedef struct sampler_params {
     uint32_t top_k;           /* 0 = all; larger than the vocabulary is allowed */
     uint32_t mask_mode;       /* sampler_mask_mode */
     uint32_t mask_max_tokens; /* cap of the row, > 0 when mask_mode is not off */
+    uint32_t mask_bounded;    /* 1: a support above the cap is cut to it; needs a mask_mode */
     uint32_t vocab_limit;     /* ids >= this have no text and weight 0; 0 = whole vocabulary */
     uint32_t wants_logprob;   /* fill token_logprob */
     uint64_t seed;
@@ -136,8 +143,8 @@ typedef struct sampler_row {
     uint32_t status;         /* sampler_status; token is -1 unless OK */
     float token_logprob;     /* over the whole vocabulary, not over the support */
     float selected_logprob;  /* log(w[token] / mass) over the support; mask_mode not off */
-    uint32_t support_count;  /* realised entries; 0 with masks off or status not OK */
-    uint32_t cap_needed;     /* realised support size, also on OVERFLOW; 0 with masks off */
+    uint32_t support_count;  /* entries in the row; 0 with masks off or status not OK */
+    uint32_t cap_needed;     /* size of the support, also on OVERFLOW; 0 with masks off */
     int32_t *support_ids;    /* [mask_max_tokens] */
     float *support_logprobs; /* [mask_max_tokens], support mode only */
     uint32_t top_count;      /* top_logprobs, or the vocabulary (up to vocab_limit) if smaller */

@@ -47,6 +47,7 @@ bool sampler_params_are_valid(const sampler_params *params, uint32_t vocab_size)
     if (!(params->top_p > 0.0F && params->top_p <= 1.0F)) return false;
     if (params->mask_mode > SAMPLER_MASK_SUPPORT) return false;
     if (params->mask_mode != SAMPLER_MASK_OFF && params->mask_max_tokens == 0) return false;
+    if (params->mask_bounded > (params->mask_mode != SAMPLER_MASK_OFF ? 1U : 0U)) return false;
     if (params->filter > SAMPLER_FILTER_RANK || !is_in(params->min_p, 0.0F, 1.0F)) return false;
     if (!is_in(params->frequency_penalty, -2.0F, 2.0F)) return false;
     if (!is_in(params->presence_penalty, -2.0F, 2.0F)) return false;

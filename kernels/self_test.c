@@ -1,6 +1,6 @@
 /* One prompt per model in two chunks, so that attention walks more than one tile and reads back
- * what it wrote; the last row is sampled, and everything that the sampler computes goes into the
- * hash. */
+ * what it wrote; the last row is sampled twice, with an exact and with a bounded mask, and
+ * everything that the sampler computes goes into the hash. */
 #include "kernels/self_test.h"
 
 #include <string.h>
@@ -17,6 +17,8 @@ enum {
     VOCAB = 96,
     CAP = VOCAB,
     TOP = 3,
+    DRAWS = 2,
+    BOUNDED_CAP = 5,
 };
 
 static const model_geometry geometry = {.family = MODEL_FAMILY_QWEN3,
@@ -48,28 +50,49 @@ static void mix(uint64_t *hash, const void *data, size_t count) {
         *hash = (*hash ^ bytes[i]) * 0x100000001b3U;
 }
 
+/* The arrays of one draw's row. */
+typedef struct drawn {
+    int32_t ids[CAP];
+    float logprobs[CAP];
+    sampler_top top[TOP];
+} drawn;
+
+static void mix_row(uint64_t *hash, const sampler_row *row) {
+    mix(hash, &row->token, sizeof row->token);
+    mix(hash, &row->token_logprob, sizeof row->token_logprob);
+    mix(hash, row->support_ids, row->support_count * sizeof *row->support_ids);
+    mix(hash, row->support_logprobs, row->support_count * sizeof *row->support_logprobs);
+    mix(hash, row->top, row->top_count * sizeof *row->top);
+}
+
 static bt_status run_step(model_runner *runner, uint32_t first, uint32_t count, uint64_t *hash) {
     static const uint32_t page_ids[PAGES] = {2, 0, 3, 1};
+    static const uint32_t draw_offsets[2] = {0, DRAWS};
     int32_t ids[TOKENS];
     float logits[VOCAB];
-    int32_t support_ids[CAP];
-    float support_logprobs[CAP];
-    sampler_top top[TOP];
+    drawn room[DRAWS];
+    sampler_row rows[DRAWS];
+    sampler_params sampling[DRAWS];
     for (uint32_t i = 0; i < count; i++)
         ids[i] = (int32_t)((first + i) * 37 % VOCAB);
     const uint32_t token_offsets[2] = {0, count};
     const uint32_t page_offsets[2] = {0, PAGES};
     const uint8_t samples = 1;
-    const sampler_params sampling = {.temperature = 0.7F,
-                                     .top_p = 0.9F,
-                                     .top_k = 20,
-                                     .mask_mode = SAMPLER_MASK_SUPPORT,
-                                     .mask_max_tokens = CAP,
-                                     .wants_logprob = 1,
-                                     .seed = 5,
-                                     .top_logprobs = TOP};
-    sampler_row row = {
-        .support_ids = support_ids, .support_logprobs = support_logprobs, .top = top};
+    sampling[0] = (sampler_params){.temperature = 0.7F,
+                                   .top_p = 0.9F,
+                                   .top_k = 20,
+                                   .mask_mode = SAMPLER_MASK_SUPPORT,
+                                   .mask_max_tokens = CAP,
+                                   .wants_logprob = 1,
+                                   .seed = 5,
+                                   .top_logprobs = TOP};
+    sampling[1] = sampling[0];
+    sampling[1].top_k = 0;
+    sampling[1].mask_max_tokens = BOUNDED_CAP;
+    sampling[1].mask_bounded = 1;
+    for (uint32_t i = 0; i < DRAWS; i++)
+        rows[i] = (sampler_row){
+            .support_ids = room[i].ids, .support_logprobs = room[i].logprobs, .top = room[i].top};
     const model_batch batch = {.sequences = 1,
                                .tokens = count,
                                .token_offsets = token_offsets,
@@ -78,17 +101,15 @@ static bt_status run_step(model_runner *runner, uint32_t first, uint32_t count, 
                                .page_offsets = page_offsets,
                                .page_ids = page_ids,
                                .samples = &samples,
-                               .sampling = &sampling,
-                               .rows = &row,
+                               .sampling = sampling,
+                               .rows = rows,
+                               .draw_offsets = draw_offsets,
                                .logits = logits};
     const bt_status status = model_step(runner, &batch);
     if (status != BT_OK) return status;
     mix(hash, logits, sizeof logits);
-    mix(hash, &row.token, sizeof row.token);
-    mix(hash, &row.token_logprob, sizeof row.token_logprob);
-    mix(hash, support_ids, row.support_count * sizeof *support_ids);
-    mix(hash, support_logprobs, row.support_count * sizeof *support_logprobs);
-    mix(hash, top, row.top_count * sizeof *top);
+    for (uint32_t i = 0; i < DRAWS; i++)
+        mix_row(hash, &rows[i]);
     return BT_OK;
 }
 

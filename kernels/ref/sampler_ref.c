@@ -148,13 +148,16 @@ static void capture(const sampler_params *params, const entry *entries, size_t s
         fixed_sum += sampler_fixed(entries[i].weight);
     }
     const float mass = sampler_mass(fixed_sum);
+    const size_t cap = params->mask_max_tokens;
+    const size_t count = support < cap ? support : cap;
     row->cap_needed = (uint32_t)support;
-    row->support_count = (uint32_t)support;
+    row->support_count = (uint32_t)count;
     row->selected_logprob = math_log_f32(entries[drawn].weight / mass);
-    for (size_t i = 0; i < support; i++) {
-        row->support_ids[i] = (int32_t)entries[i].id;
+    for (size_t i = 0; i < count; i++) {
+        const entry *kept = &entries[i == count - 1 && drawn > i ? drawn : i];
+        row->support_ids[i] = (int32_t)kept->id;
         if (params->mask_mode != SAMPLER_MASK_SUPPORT) continue;
-        row->support_logprobs[i] = math_log_f32(entries[i].weight / mass);
+        row->support_logprobs[i] = math_log_f32(kept->weight / mass);
     }
 }
 
@@ -242,7 +245,7 @@ static void draw_row(reference *r, float largest, uint32_t position, sampler_row
         drawn = draw_entry(params, position, r->entries, support);
     }
     const bool has_mask = params->mask_mode != SAMPLER_MASK_OFF;
-    if (has_mask && support > params->mask_max_tokens) {
+    if (has_mask && params->mask_bounded == 0 && support > params->mask_max_tokens) {
         row->status = SAMPLER_OVERFLOW;
         row->cap_needed = (uint32_t)support;
         return;

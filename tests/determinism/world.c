@@ -19,6 +19,7 @@ enum {
     CAP = 64,
     TOP = 5,
     DRAWS = 2, /* of the last prompt token of some sequences */
+    DRAWS_MAX = DRAWS + 1,
     RECOMPUTED_AFTER = 2,
 };
 
@@ -41,7 +42,7 @@ typedef struct sequence {
     uint32_t drawn; /* tokens generated */
     bool is_recomputed;
     uint32_t pages[PAGES_EACH];
-    uint64_t digest;
+    uint64_t digest, bounded;
 } sequence;
 
 typedef struct world {
@@ -64,9 +65,9 @@ typedef struct step {
     uint32_t draw_offsets[WORLD_SEQUENCES + 1];
     int32_t token_ids[STEP_TOKENS];
     uint8_t samples[WORLD_SEQUENCES];
-    sampler_params sampling[DRAWS * WORLD_SEQUENCES];
-    sampler_row rows[DRAWS * WORLD_SEQUENCES];
-    drawn room[DRAWS * WORLD_SEQUENCES];
+    sampler_params sampling[DRAWS_MAX * WORLD_SEQUENCES];
+    sampler_row rows[DRAWS_MAX * WORLD_SEQUENCES];
+    drawn room[DRAWS_MAX * WORLD_SEQUENCES];
     model_scores scores[WORLD_SEQUENCES];
 } step;
 
@@ -97,7 +98,7 @@ static void make_prompts(world *w) {
             q->ids[i] = (int32_t)random_below(&seed, w->vocab_size);
         if (q->prompt_tokens >= SHARED_TOKENS)
             memcpy(q->ids, w->sequences[leader_of(s)].ids, SHARED_TOKENS * sizeof *q->ids);
-        q->digest = 0xcbf29ce484222325U;
+        q->digest = q->bounded = 0xcbf29ce484222325U;
     }
 }
 
@@ -187,6 +188,22 @@ static uint32_t draws_of(const world *w, uint32_t s) {
     return s % 8 == 3 && w->sequences[s].drawn == 0 ? DRAWS : 1;
 }
 
+/* Some draw once more, behind their other draws, for a row that is cut. */
+static bool has_bounded(uint32_t s) {
+    return s % 8 == 3 || s % 8 == 4;
+}
+
+static sampler_params bounded_params_of(uint32_t s) {
+    return (sampler_params){.temperature = 1.5F,
+                            .top_p = s % 3 == 0 ? 0.95F : 1.0F,
+                            .top_k = s % 8 == 3 ? 0 : 40,
+                            .mask_mode = SAMPLER_MASK_SUPPORT,
+                            .mask_max_tokens = 1 + s % 7,
+                            .mask_bounded = 1,
+                            .seed = 7000 + s,
+                            .filter = s % 5 == 0 ? SAMPLER_FILTER_RANK : SAMPLER_FILTER_JOINT};
+}
+
 static bool wants_scores(uint32_t s) {
     return s % 8 == 6;
 }
@@ -223,13 +240,14 @@ static void add_scores(world *w, step *p, uint32_t row, uint32_t s, uint32_t tok
 }
 
 static void add_draws(world *w, step *p, uint32_t row, uint32_t s) {
-    const uint32_t count = p->samples[row] != 0 ? draws_of(w, s) : 0;
+    const uint32_t draws = draws_of(w, s);
+    const uint32_t count = p->samples[row] != 0 ? draws + has_bounded(s) : 0;
     p->draw_offsets[row + 1] = p->draw_offsets[row] + count;
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t at = p->draw_offsets[row] + i;
         drawn *room = &p->room[at];
         memset(room, 0, sizeof *room);
-        p->sampling[at] = params_of(w, s, i);
+        p->sampling[at] = i < draws ? params_of(w, s, i) : bounded_params_of(s);
         p->rows[at] = (sampler_row){.support_ids = room->ids,
                                     .support_logprobs = room->logprobs,
                                     .top = room->top,
@@ -254,16 +272,18 @@ static void add_sequence(world *w, step *p, uint32_t row, uint32_t s, uint32_t t
 
 static void take_row(sequence *q, const sampler_params *params, const sampler_row *row) {
     const uint32_t ids = params->logprob_id_count;
+    uint64_t *digest = params->mask_bounded != 0 ? &q->bounded : &q->digest;
     BT_ASSERT(row->status == SAMPLER_OK);
-    mix(&q->digest, &row->token, sizeof row->token);
-    mix(&q->digest, &row->token_logprob, sizeof row->token_logprob);
-    mix(&q->digest, &row->selected_logprob, sizeof row->selected_logprob);
-    mix(&q->digest, &row->support_count, sizeof row->support_count);
-    mix(&q->digest, row->support_ids, row->support_count * sizeof *row->support_ids);
+    mix(digest, &row->token, sizeof row->token);
+    mix(digest, &row->token_logprob, sizeof row->token_logprob);
+    mix(digest, &row->selected_logprob, sizeof row->selected_logprob);
+    mix(digest, &row->support_count, sizeof row->support_count);
+    mix(digest, row->support_ids, row->support_count * sizeof *row->support_ids);
     if (params->mask_mode == SAMPLER_MASK_SUPPORT)
-        mix(&q->digest, row->support_logprobs, row->support_count * sizeof(float));
-    mix(&q->digest, row->top, row->top_count * sizeof *row->top);
-    mix(&q->digest, row->id_logprobs, ids * sizeof(float));
+        mix(digest, row->support_logprobs, row->support_count * sizeof(float));
+    mix(digest, row->top, row->top_count * sizeof *row->top);
+    mix(digest, row->id_logprobs, ids * sizeof(float));
+    if (params->mask_bounded != 0) mix(digest, &row->cap_needed, sizeof row->cap_needed);
 }
 
 static void take_results(world *w, const step *p, uint32_t row) {
@@ -362,7 +382,7 @@ static void mix_kv(world *w, sequence *q) {
 
 digests world_run(const model *m, kv_dtype dtype, const variation *v) {
     world w;
-    digests d = {.all = 0xcbf29ce484222325U};
+    digests d = {.all = 0xcbf29ce484222325U, .bounded = 0xcbf29ce484222325U};
     open_world(&w, m, dtype, v);
     while (run_some(&w)) {
     }
@@ -372,6 +392,7 @@ digests world_run(const model *m, kv_dtype dtype, const variation *v) {
         mix_kv(&w, q);
         d.of[s] = q->digest;
         mix(&d.all, &q->digest, sizeof q->digest);
+        mix(&d.bounded, &q->bounded, sizeof q->bounded);
     }
     close_world(&w);
     return d;

@@ -29,6 +29,7 @@ typedef struct variation {
 typedef struct digests {
     uint64_t of[WORLD_SEQUENCES];
     uint64_t all;
+    uint64_t bounded; /* of rows of bounded masks alone, which are drawn besides */
 } digests;
 
 /* Aborts when a step fails. */

@@ -59,6 +59,7 @@ static void hash_bytes(bench *b, const void *data, size_t count) {
     }
 }
 
+/* Leaves the reference's row in b->want. */
 static void compare(bench *b, const sampler_params *params, uint32_t vocab, uint32_t position) {
     /* Only as much of the arrays as can be written is compared. */
     b->got.capacity = b->want.capacity = params->mask_max_tokens + 1;
@@ -261,6 +262,67 @@ static void all_parameters(void **state) {
     bench_destroy(&b);
 }
 
+/* The bounded row against the whole one, which the reference drew into `whole`. */
+static void check_bounded(const sampler_row *bounded, const sampler_row *whole, uint32_t cap) {
+    const uint32_t count = whole->support_count < cap ? whole->support_count : cap;
+    assert_int_equal(bounded->status, whole->status);
+    assert_int_equal(bounded->token, whole->token);
+    assert_int_equal(math_bits_f32(bounded->token_logprob), math_bits_f32(whole->token_logprob));
+    assert_int_equal(math_bits_f32(bounded->selected_logprob),
+                     math_bits_f32(whole->selected_logprob));
+    assert_int_equal(bounded->cap_needed, whole->cap_needed);
+    assert_int_equal(bounded->support_count, count);
+    uint32_t drawn = 0;
+    while (drawn < whole->support_count && whole->support_ids[drawn] != whole->token) {
+        drawn++;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t from = i == count - 1 && drawn > i ? drawn : i;
+        assert_int_equal(bounded->support_ids[i], whole->support_ids[from]);
+        assert_int_equal(math_bits_f32(bounded->support_logprobs[i]),
+                         math_bits_f32(whole->support_logprobs[from]));
+    }
+}
+
+static const uint64_t BOUNDED_HASH = 0x0e4399661656c8e8U;
+
+/* The same parameters with caps below, at and above what is needed. */
+static void bounded_rows(void **state) {
+    (void)state;
+    bench b = bench_create();
+    static rich_params rich;
+    sampler_result whole = sampler_result_create(VOCAB_MAX);
+    uint32_t cut = 0, replaced = 0;
+    for (uint32_t turn = 0; turn < 3000; turn++) {
+        const uint32_t vocab = turn % 100 == 0 ? 20000 + turn : 1 + turn % 700;
+        const sampler_logits_kind kind = (sampler_logits_kind)(turn % SAMPLER_LOGITS_KINDS);
+        sampler_fill_logits(kind, turn, b.logits, vocab);
+        make_rich(&rich, vocab, turn);
+        rich.params.mask_mode = SAMPLER_MASK_SUPPORT;
+        rich.params.mask_max_tokens = vocab;
+        assert_int_equal(sampler_draw_ref(&rich.params, b.logits, vocab, turn, &whole.row), BT_OK);
+        const uint32_t support = whole.row.cap_needed;
+        const uint32_t caps[] = {1, 2, support / 3, support - 1, support, support + 7};
+        rich.params.mask_bounded = 1;
+        for (size_t i = 0; i < BT_ARRAY_COUNT(caps); i++) {
+            if (caps[i] == 0 || support == 0) continue;
+            rich.params.mask_max_tokens = caps[i];
+            compare(&b, &rich.params, vocab, turn);
+            check_bounded(&b.want.row, &whole.row, caps[i]);
+            const bool is_cut = caps[i] < support;
+            cut += is_cut;
+            replaced +=
+                is_cut && whole.row.support_ids[caps[i] - 1] != b.want.row.support_ids[caps[i] - 1];
+        }
+    }
+    assert_true(cut > 3000);
+    assert_true(replaced > 1000);
+    if (b.hash != BOUNDED_HASH) print_message("hash %016llx\n", (unsigned long long)b.hash);
+    assert_true(b.hash == BOUNDED_HASH);
+    sampler_result_destroy(&whole);
+    bench_destroy(&b);
+}
+
 static uint32_t score_all(bench *b, const sampler_scoring *scoring, uint32_t vocab) {
     static sampler_top top[2][SAMPLER_TOP_MAX];
     static float ids[2][SAMPLER_IDS_MAX];
@@ -384,6 +446,7 @@ int main(void) {
         cmocka_unit_test(large_vocabularies),
         cmocka_unit_test(many_draws),
         cmocka_unit_test(all_parameters),
+        cmocka_unit_test(bounded_rows),
         cmocka_unit_test(scored_rows),
         cmocka_unit_test(invalid_logits),
         cmocka_unit_test(unknown_instruction_sets_are_refused),

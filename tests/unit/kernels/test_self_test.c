@@ -9,8 +9,9 @@
 
 #include "kernels/ops.h"
 
-/* Of arithmetic version 1; another one goes with another version in model_numerics. */
-static const uint32_t recorded = 0x22378324;
+/* Of arithmetic version 1, with bounded masks; another arithmetic goes with another version in
+ * model_numerics. */
+static const uint32_t recorded = 0x3ff83ca9;
 
 static void every_instruction_set_gives_the_recorded_number(void **state) {
     (void)state;

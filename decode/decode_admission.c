@@ -161,6 +161,7 @@ static bt_status expect(decode_core *core, const decode_attempt *a, bt_error *er
         .page_count = a->samples[0]->page_count,
         .pages = a->samples[0]->pages,
         .mask_mode = a->generation.mask_mode,
+        .mask_bounded = a->generation.mask_bounded,
         .deadline_us = a->deadline_us,
     };
     const bt_status status = handoff_receiver_expect(core->receiver, &offer);

@@ -13,52 +13,54 @@ static decode_attempt *find_in(decode_core *core, proto_attempt id, decode_attem
 
 /* ---- READY ----------------------------------------------------------------------------------- */
 
-static bool is_token(const decode_core *core, int32_t id) {
-    return id >= 0 && (uint32_t)id < core->options.vocab_size;
-}
-
-static bool has_good_ids(const decode_core *core, const metadata_row *row) {
-    for (uint32_t i = 0; i < row->support_count; i++) {
-        int32_t id = 0;
-        memcpy(&id, (const char *)row->support_ids + i * sizeof id, sizeof id);
-        if (!is_token(core, id)) return false;
-    }
-    for (uint32_t i = 0; i < row->top_count; i++) {
-        row_top top;
-        memcpy(&top, (const char *)row->top + i * sizeof top, sizeof top);
-        if (!is_token(core, top.id)) return false;
-    }
-    return is_token(core, row->first_token);
-}
-
-/* The row proved that it is what prefill wrote; this checks that it answers what was asked. */
-static bt_status check_row(const decode_core *core, const decode_attempt *a,
-                           const metadata_row *row) {
+/* The row proved that it is what prefill wrote; this checks that it answers what was asked. NULL,
+ * or what does not. */
+static const char *find_fault(const decode_core *core, const decode_attempt *a,
+                              const token_row *row) {
     const proto_generation *g = &a->generation;
-    if (row->mask_mode != g->mask_mode || row->prompt_tokens != a->prompt_tokens) {
-        return BT_ERR_REQUEST_CORRUPT;
-    }
-    if ((row->has_first_logprob != 0) != (g->wants_logprob != 0)) return BT_ERR_REQUEST_CORRUPT;
-    if (g->mask_mode != SAMPLER_MASK_OFF && row->support_count == 0) return BT_ERR_REQUEST_CORRUPT;
-    if (row->top_count != decode_top_count(core, g)) return BT_ERR_REQUEST_CORRUPT;
-    if (row->id_logprob_count != g->logprob_id_count) return BT_ERR_REQUEST_CORRUPT;
-    return has_good_ids(core, row) ? BT_OK : BT_ERR_REQUEST_CORRUPT;
+    const row_expectation expect = {
+        .cap = membership_cap(&core->member),
+        .mask_mode = g->mask_mode,
+        .mask_bounded = g->mask_bounded,
+        .has_logprob = g->wants_logprob,
+        .vocab_size = core->options.vocab_size,
+        .vocab_limit = g->vocab_limit,
+        .top_count = decode_top_count(core, g),
+        .id_logprob_count = g->logprob_id_count,
+    };
+    const char *fault = row_check(&expect, row);
+    if (fault != NULL || row->support_count == 0) return fault;
+    return row_ids_repeat(row->support_ids, row->support_count, core->step.seen_ids)
+               ? "a support id that is there twice"
+               : NULL;
 }
 
 /* Row 0 of a sample into its queue; what it points to is in the slot. */
 static void take_first_row(decode_core *core, decode_sample *s, const metadata_row *row) {
+    if (row->cap_needed > core->options.vocab_size) {
+        decode_finish_error(core, s, BT_ERR_REQUEST_CORRUPT,
+                            "the metadata row does not fit the request: a support of %" PRIu32
+                            " ids, more than the vocabulary has",
+                            row->cap_needed);
+        return;
+    }
     if (row->status != SAMPLER_OK) {
         decode_finish_unsampled(core, s, row->status, row->cap_needed);
         return;
     }
-    bt_status status = check_row(core, s->attempt, row);
-    if (status == BT_OK) status = row_queue_push_first(s->queue, row);
+    const token_row first = token_row_of(row);
+    const char *fault = find_fault(core, s->attempt, &first);
+    if (fault != NULL) {
+        decode_finish_error(core, s, BT_ERR_REQUEST_CORRUPT,
+                            "the metadata row does not fit the request: %s", fault);
+        return;
+    }
+    const bt_status status = row_queue_push(s->queue, &first);
     if (status != BT_OK) {
-        decode_finish_error(core, s, status, "the metadata row does not fit the request: %s",
+        decode_finish_error(core, s, status, "the first row cannot be queued: %s",
                             bt_status_string(status));
         return;
     }
-    s->cap_needed = row->cap_needed;
     decode_commit(core, s, row->first_token);
 }
 

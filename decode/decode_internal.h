@@ -37,6 +37,7 @@
 #include "pd_buffers/membership.h"
 #include "pd_buffers/row_pool.h"
 #include "pd_buffers/row_queue.h"
+#include "proto/row_check.h"
 
 typedef enum decode_attempt_state {
     DECODE_ATTEMPT_FREE,       /* the record is not in use */
@@ -121,6 +122,7 @@ struct decode_attempt {
 typedef struct decode_batch {
     bool is_running;
     uint64_t deadline_us;
+    uint64_t weights_version; /* that the step draws under */
     model_batch batch;
     decode_sample **members; /* of each sequence */
     uint32_t *token_offsets;
@@ -131,11 +133,12 @@ typedef struct decode_batch {
     uint8_t *samples;
     sampler_params *sampling;
     sampler_row *rows;
-    /* Made when the first request asks for it: mask rows [sequences_max][cap], top
-     * log-probabilities [sequences_max][SAMPLER_TOP_MAX], those of ids
-     * [sequences_max][SAMPLER_IDS_MAX]. */
+    /* Made when the first request asks for it: mask rows [sequences_max][cap], scratch for the
+     * check of first rows [row_seen_bytes], top log-probabilities [sequences_max][SAMPLER_TOP_MAX],
+     * those of ids [sequences_max][SAMPLER_IDS_MAX]. */
     int32_t *support_ids;
     float *support_logprobs;
+    uint8_t *seen_ids;
     uint32_t support_cap;
     sampler_top *top;
     float *id_logprobs;

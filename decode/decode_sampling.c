@@ -6,8 +6,10 @@
 static void free_masks(decode_batch *b) {
     bt_free(b->support_ids);
     bt_free(b->support_logprobs);
+    bt_free(b->seen_ids);
     b->support_ids = NULL;
     b->support_logprobs = NULL;
+    b->seen_ids = NULL;
     b->support_cap = 0;
 }
 
@@ -29,7 +31,8 @@ static bt_status need_masks(decode_core *core) {
     if (!bt_mul_size(n, cap, &entries)) return BT_ERR_WORKER_MEMORY;
     b->support_ids = bt_calloc(entries, sizeof *b->support_ids);
     b->support_logprobs = bt_calloc(entries, sizeof *b->support_logprobs);
-    if (b->support_ids == NULL || b->support_logprobs == NULL) {
+    b->seen_ids = bt_calloc(row_seen_bytes(core->options.vocab_size), 1);
+    if (b->support_ids == NULL || b->support_logprobs == NULL || b->seen_ids == NULL) {
         free_masks(b);
         return BT_ERR_WORKER_MEMORY;
     }
@@ -73,6 +76,7 @@ sampler_params decode_sampling(const decode_core *core, const decode_sample *s) 
         .top_k = g->top_k,
         .mask_mode = g->mask_mode,
         .mask_max_tokens = g->mask_mode != SAMPLER_MASK_OFF ? membership_cap(&core->member) : 0,
+        .mask_bounded = g->mask_bounded,
         .vocab_limit = g->vocab_limit,
         .wants_logprob = g->wants_logprob,
         .seed = proto_sample_seed(g->seed, s->number),

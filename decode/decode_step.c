@@ -131,6 +131,7 @@ void decode_step_turn(decode_core *core) {
     if (b->batch.sequences == 0) return;
     b->is_running = true;
     b->deadline_us = decode_now(core) + core->options.step_us;
+    b->weights_version = membership_weights_version(&core->member);
     core->options.compute->ops->start(core->options.compute, &b->batch);
 }
 
@@ -196,7 +197,7 @@ void decode_finish_unsampled(decode_core *core, decode_sample *s, uint32_t row_s
                         "the sampling capture of token %" PRIu32 " is inconsistent", s->rows_made);
 }
 
-static bt_status queue_row(decode_sample *s, const sampler_row *row) {
+static bt_status queue_row(const decode_core *core, decode_sample *s, const sampler_row *row) {
     const proto_generation *g = &s->attempt->generation;
     row_top top[SAMPLER_TOP_MAX];
     for (uint32_t i = 0; i < row->top_count; i++)
@@ -208,6 +209,8 @@ static bt_status queue_row(decode_sample *s, const sampler_row *row) {
         .token_logprob = row->token_logprob,
         .selected_logprob = row->selected_logprob,
         .support_count = row->support_count,
+        .support_size = row->cap_needed,
+        .weights_version = core->step.weights_version,
         .support_ids = row->support_ids,
         .support_logprobs = g->mask_mode == SAMPLER_MASK_SUPPORT ? row->support_logprobs : NULL,
         .top_count = row->top_count,
@@ -223,7 +226,7 @@ static void take_row(decode_core *core, decode_sample *s, const sampler_row *row
         decode_finish_unsampled(core, s, row->status, row->cap_needed);
         return;
     }
-    const bt_status status = queue_row(s, row);
+    const bt_status status = queue_row(core, s, row);
     if (status != BT_OK) {
         decode_finish_error(core, s, status, "token %" PRIu32 " cannot be queued: %s", s->rows_made,
                             bt_status_string(status));

@@ -59,7 +59,8 @@ typedef struct handoff_offer {
     uint32_t page_count;   /* pages of the prompt = ceil(prompt_tokens / page_tokens) */
     const uint32_t *pages; /* [page_count], logical order; the list is copied */
     uint32_t mask_mode;
-    uint64_t deadline_us; /* absolute, on the clock given at creation */
+    uint32_t mask_bounded; /* a support may be cut to the cap */
+    uint64_t deadline_us;  /* absolute, on the clock given at creation */
 } handoff_offer;
 
 typedef struct handoff_receiver_events {

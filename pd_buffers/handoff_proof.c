@@ -6,13 +6,31 @@
 #include "base/fault.h"
 #include "pd_buffers/handoff_receiver_internal.h"
 
-/* A sample that got no token is told so only where others did: without any there is no handoff. */
-static const char *status_contradiction(const incoming *in, const metadata_row *row) {
-    const bool has_mask = row->mask_mode != ROW_MASK_OFF;
-    if (row->status == 0) return has_mask && row->support_count == 0 ? "support size" : NULL;
+/* What a row says of a support that is there or not, and of its true size. */
+static const char *support_contradiction(const handoff_receiver *receiver, const incoming *in,
+                                         const metadata_row *row) {
+    const uint32_t count = row->support_count;
+    const uint32_t cap = row_pool_cap(receiver->options.rows);
+    if (count > cap) return "support size";
+    if (row->mask_mode == ROW_MASK_OFF) return row->cap_needed == 0 ? NULL : "cap needed";
+    if (count == 0) return "support size";
+    if (row->cap_needed == count) return NULL;
+    const bool is_cut = in->offer.mask_bounded != 0 && row->cap_needed > count && count == cap;
+    return is_cut ? NULL : "cap needed";
+}
+
+/* A sample that got no token is told so only where others did: without any there is no handoff. An
+ * exact support that fits, or a bounded one, is no overflow. */
+static const char *status_contradiction(const handoff_receiver *receiver, const incoming *in,
+                                        const metadata_row *row) {
+    const uint32_t cap = row_pool_cap(receiver->options.rows);
+    if (row->status == 0) return support_contradiction(receiver, in, row);
     if (in->offer.sample_count == 1 || row->status > 2) return "status";
     if (row->first_token != -1) return "first token";
-    return row->support_count != 0 ? "support size" : NULL;
+    if (row->support_count != 0) return "support size";
+    if (row->status == 2) return row->cap_needed == 0 ? NULL : "cap needed";
+    if (row->mask_mode == ROW_MASK_OFF || in->offer.mask_bounded != 0) return "status";
+    return row->cap_needed > cap ? NULL : "cap needed";
 }
 
 static const char *row_contradiction(const handoff_receiver *receiver, const incoming *in,
@@ -31,11 +49,10 @@ static const char *row_contradiction(const handoff_receiver *receiver, const inc
     if (row->kv_bytes != (uint64_t)offer->page_count * receiver->geometry.page_bytes)
         return "KV bytes";
     if (row->mask_mode != offer->mask_mode) return "mask mode";
-    if (row->support_count > row_pool_cap(receiver->options.rows)) return "support size";
     if (in->announced != 0 && row->chunk_count != in->announced) return "chunk count";
     if (row->chunk_count == 0 || row->chunk_count > in->unit_count) return "chunk count";
     if (row->chunk_count < in->chunk_index_end) return "chunk count";
-    return status_contradiction(in, row);
+    return status_contradiction(receiver, in, row);
 }
 
 static void become_ready(handoff_receiver *receiver, incoming *in) {
@@ -121,9 +138,8 @@ void handoff_incoming_row(handoff_receiver *receiver, incoming *in, uint32_t sam
     BT_ASSERT(slot != NULL);
     const bt_status status = row_decode(slot, row->bytes, &in->decoded[sample]);
     if (status != BT_OK) {
-        handoff_incoming_fail(
-            receiver, in, BT_ERR_REQUEST_CORRUPT, "the metadata row cannot be read: %s",
-            status == BT_ERR_PEER_PROTOCOL ? "another format version" : "its sizes are wrong");
+        handoff_incoming_fail(receiver, in, BT_ERR_REQUEST_CORRUPT,
+                              "the metadata row cannot be read: %s", row_fault(slot, row->bytes));
         return;
     }
     const char *field = row_contradiction(receiver, in, sample);

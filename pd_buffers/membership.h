@@ -93,6 +93,10 @@ static inline bool membership_is_serving(const membership *m) {
 static inline uint32_t membership_cap(const membership *m) {
     return m->session.record.sampling_mask_max_tokens;
 }
+/* The epoch of the weights that the worker draws with. A step reads it once, when it starts. */
+static inline uint64_t membership_weights_version(const membership *m) {
+    return m->session.record.weights_version;
+}
 static inline uint32_t membership_rows_total(const membership *m) {
     return m->rows != NULL ? row_pool_total_count(m->rows) : 0;
 }

@@ -17,6 +17,8 @@ typedef struct queue_entry {
     float token_logprob;
     float selected_logprob; /* support mode; in selected mode it is in the flat array */
     uint32_t support_count;
+    uint32_t support_size;
+    uint64_t weights_version;
 } queue_entry;
 
 struct row_queue {
@@ -155,26 +157,15 @@ bt_status row_queue_push(row_queue *queue, const token_row *row) {
         .token_logprob = row->token_logprob,
         .selected_logprob = row->selected_logprob,
         .support_count = count,
+        .support_size = row->support_size,
+        .weights_version = row->weights_version,
     };
     queue->encoded_bytes += bytes;
     return BT_OK;
 }
 
 bt_status row_queue_push_first(row_queue *queue, const metadata_row *row) {
-    const token_row first = {
-        .token = row->first_token,
-        .mask_mode = row->mask_mode,
-        .has_logprob = row->has_first_logprob,
-        .token_logprob = row->first_logprob,
-        .selected_logprob = row->selected_logprob,
-        .support_count = row->support_count,
-        .support_ids = row->support_ids,
-        .support_logprobs = row->support_logprobs,
-        .top_count = row->top_count,
-        .top = row->top,
-        .id_logprob_count = row->id_logprob_count,
-        .id_logprobs = row->id_logprobs,
-    };
+    const token_row first = token_row_of(row);
     return row_queue_push(queue, &first);
 }
 
@@ -207,6 +198,8 @@ size_t row_queue_take(row_queue *queue, uint8_t *out, size_t out_bytes) {
             .selected_logprob =
                 mode == ROW_MASK_SELECTED ? queue->logprobs[logprob] : entry->selected_logprob,
             .support_count = entry->support_count,
+            .support_size = entry->support_size,
+            .weights_version = entry->weights_version,
             .support_ids = entry->support_count > 0 ? queue->ids + id : NULL,
             .support_logprobs = entry->support_count > 0 && mode == ROW_MASK_SUPPORT
                                     ? queue->logprobs + logprob

@@ -197,6 +197,7 @@ static void set_draw(prefill_core *core, const prefill_attempt *a, uint32_t samp
         .top_k = g->top_k,
         .mask_mode = g->mask_mode,
         .mask_max_tokens = (uint32_t)cap,
+        .mask_bounded = g->mask_bounded,
         .vocab_limit = g->vocab_limit,
         .wants_logprob = g->wants_logprob,
         .seed = proto_sample_seed(g->seed, sample),

@@ -29,7 +29,8 @@ static_assert(sizeof(row_top) == sizeof(sampler_top) &&
               "the sampler's pairs travel as they are");
 
 /* A row without a token has its status and nothing else. */
-static metadata_row metadata_of(const prefill_attempt *a, const sampler_row *row, uint32_t sample) {
+static metadata_row metadata_of(const prefill_core *core, const prefill_attempt *a,
+                                const sampler_row *row, uint32_t sample) {
     const proto_generation *g = &a->generation;
     metadata_row sent = {
         .sample_index = sample,
@@ -38,6 +39,7 @@ static metadata_row metadata_of(const prefill_attempt *a, const sampler_row *row
         .cap_needed = row->cap_needed,
         .cached_tokens = a->cached_tokens,
         .mask_mode = g->mask_mode,
+        .weights_version = core->step.weights_version,
         .has_first_logprob = g->wants_logprob,
     };
     if (row->status != SAMPLER_OK) return sent;
@@ -65,7 +67,7 @@ static bt_status send_rest(prefill_core *core, prefill_attempt *a, const sampler
     if (status != BT_OK) return status;
     a->pages_sent = a->page_count;
     for (uint32_t i = 0; status == BT_OK && i < a->generation.samples; i++) {
-        const metadata_row row = metadata_of(a, &rows[i], i);
+        const metadata_row row = metadata_of(core, a, &rows[i], i);
         status = handoff_sender_row(core->sender, a->id, &row);
     }
     return status;
@@ -77,17 +79,23 @@ static bt_status judge(const prefill_core *core, const prefill_attempt *a, const
     uint32_t ok = 0;
     *cap_needed_out = 0;
     for (uint32_t i = 0; i < a->generation.samples; i++) {
+        const bool is_overflow = rows[i].status == SAMPLER_OVERFLOW;
         ok += rows[i].status == SAMPLER_OK;
-        if (rows[i].cap_needed > *cap_needed_out) *cap_needed_out = rows[i].cap_needed;
+        if (is_overflow && rows[i].cap_needed > *cap_needed_out)
+            *cap_needed_out = rows[i].cap_needed;
     }
-    if (ok > 0) return BT_OK;
+    if (ok > 0) {
+        *cap_needed_out = 0; /* the rows say it to decode */
+        return BT_OK;
+    }
     if (rows[0].status == SAMPLER_OVERFLOW) {
         (void)snprintf(text, capacity,
                        "the sampling support of token 0 has %" PRIu32
                        " entries, more than sampling_mask_max_tokens %" PRIu32,
-                       rows[0].cap_needed, membership_cap(&core->member));
+                       *cap_needed_out, membership_cap(&core->member));
         return BT_ERR_REQUEST_OVERFLOW;
     }
+    *cap_needed_out = 0;
     (void)snprintf(text, capacity, "the sampling capture of token 0 is inconsistent");
     return BT_ERR_REQUEST_CAPTURE;
 }

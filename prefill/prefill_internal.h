@@ -98,6 +98,7 @@ typedef struct prefill_array {
 typedef struct prefill_batch {
     bool is_running;
     uint64_t deadline_us;
+    uint64_t weights_version; /* that the step draws under */
     model_batch batch;
     prefill_attempt **attempts; /* [prompts_max] */
     /* While it is put together, [prompts_max]: for whom, and tokens at most and in the end. */

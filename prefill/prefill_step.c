@@ -140,6 +140,7 @@ void prefill_step_turn(prefill_core *core) {
     prefill_batch_seal(core);
     s->is_running = true;
     s->deadline_us = prefill_now(core) + o->step_us;
+    s->weights_version = membership_weights_version(&core->member);
     o->compute->ops->start(o->compute, &s->batch);
 }
 

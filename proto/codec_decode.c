@@ -98,6 +98,7 @@ static void get_generation(decoding *d, const Baton__Generation *g, proto_genera
     out->top_p = g->top_p;
     out->top_k = g->top_k;
     out->mask_mode = g->mask_mode;
+    out->mask_bounded = g->mask_bounded;
     out->wants_logprob = g->wants_logprob;
     out->vocab_limit = g->vocab_limit;
     out->seed = g->seed;

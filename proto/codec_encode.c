@@ -72,6 +72,7 @@ static Baton__Generation *put_generation(encoding *e, const proto_generation *g)
     e->generation.top_p = g->top_p;
     e->generation.top_k = g->top_k;
     e->generation.mask_mode = g->mask_mode;
+    e->generation.mask_bounded = g->mask_bounded;
     e->generation.wants_logprob = g->wants_logprob;
     e->generation.vocab_limit = g->vocab_limit;
     e->generation.seed = g->seed;

@@ -143,6 +143,7 @@ static const char *check_generation(const proto_generation *g) {
     CHECK(isfinite(g->temperature) && g->temperature > 0.0f, "temperature");
     CHECK(isfinite(g->top_p) && g->top_p > 0.0f && g->top_p <= 1.0f, "top_p");
     CHECK(g->mask_mode <= 2, "mask_mode");
+    CHECK(g->mask_bounded <= 1 && (g->mask_bounded == 0 || g->mask_mode != 0), "mask_bounded");
     CHECK(g->wants_logprob <= 1, "wants_logprob");
     CHECK(g->vocab_limit <= PROTO_VOCAB_MAX, "vocab_limit");
     CHECK(g->stop_id_count <= PROTO_STOP_IDS_MAX, "stop_ids");

@@ -25,7 +25,7 @@
 
 enum {
     PROTO_VERSION_MAJOR = 1,
-    PROTO_VERSION_MINOR = 0,
+    PROTO_VERSION_MINOR = 1,
     PROTO_FRAME_HEADER_MAX = 16 * 1024,
     PROTO_FRAME_PAYLOAD_MAX = 256 * 1024,
     PROTO_TEXT_MAX = 512,
@@ -82,6 +82,7 @@ typedef struct proto_generation {
     float top_p;             /* (0, 1] */
     uint32_t top_k;          /* 0 = all, 1 = greedy */
     uint32_t mask_mode;      /* sampler_mask_mode's numbers */
+    uint32_t mask_bounded;   /* a support above the cap is cut to it; needs a mask_mode */
     uint32_t wants_logprob;
     uint32_t vocab_limit;
     uint64_t seed;
@@ -267,7 +268,8 @@ typedef struct proto_run {
  * nothing was to be sampled). A later failure of the transfer is another PREFILL_DONE with a PEER
  * or REQUEST status. REQUEST_OVERFLOW and REQUEST_CAPTURE carry the client's true status: no sample
  * got a token. When some did, OK, and the others' rows carry their status to decode, which ends
- * them. */
+ * them. cap_needed is the true size of the support, with REQUEST_OVERFLOW alone (here and in
+ * CHUNK). */
 typedef struct proto_prefill_done {
     proto_attempt attempt;
     int32_t status;

@@ -35,7 +35,8 @@ enum {
     AT_KV_BYTES = 80,
     AT_PROMPT = 88,
     AT_MASK_MODE = 92,
-    AT_RESERVED = 96,
+    AT_WEIGHTS = 96,
+    AT_RESERVED = 104,
 };
 
 static const char magic[4] = {'B', 'R', 'O', 'W'};
@@ -99,6 +100,7 @@ static void put_header(uint8_t *header, const metadata_row *row, size_t total) {
     bt_store_le64(header + AT_KV_BYTES, row->kv_bytes);
     bt_store_le32(header + AT_PROMPT, row->prompt_tokens);
     bt_store_le32(header + AT_MASK_MODE, row->mask_mode);
+    bt_store_le64(header + AT_WEIGHTS, row->weights_version);
 }
 
 static row_widths widths_of(const metadata_row *row) {
@@ -194,6 +196,7 @@ static void get_header(const uint8_t *header, metadata_row *row) {
         .kv_bytes = bt_load_le64(header + AT_KV_BYTES),
         .prompt_tokens = bt_load_le32(header + AT_PROMPT),
         .mask_mode = bt_load_le32(header + AT_MASK_MODE),
+        .weights_version = bt_load_le64(header + AT_WEIGHTS),
     };
 }
 
@@ -222,68 +225,83 @@ static bool is_next(const uint8_t *at, const uint8_t *end, row_section kind) {
     return end - at >= SECTION_HEADER_BYTES && bt_load_le16(at) == (uint16_t)kind;
 }
 
-/* The three sections that a row may have or not. */
-static bt_status get_logprob_sections(const uint8_t *at, const uint8_t *end, metadata_row *row) {
+static const char fault_version[] = "another format version";
+static const char fault_first[] = "first-token log-probability";
+static const char fault_top[] = "top log-probabilities";
+static const char fault_asked[] = "asked log-probabilities";
+
+/* The three sections that a row may have or not; NULL, or what is wrong. */
+static const char *get_logprob_sections(const uint8_t *at, const uint8_t *end, metadata_row *row) {
     if (is_next(at, end, ROW_SECTION_FIRST_LOGPROB)) {
         const void *data = take_section(&at, end, ROW_SECTION_FIRST_LOGPROB, sizeof(float));
-        if (data == NULL) return BT_ERR_REQUEST_CORRUPT;
+        if (data == NULL) return fault_first;
         row->has_first_logprob = 1;
         row->first_logprob = bt_load_le_float(data);
     }
     if (is_next(at, end, ROW_SECTION_TOP_LOGPROBS)) {
         row->top_count = bt_load_le32(at + 4) / (uint32_t)sizeof(row_top);
-        if (row->top_count < 1 || row->top_count > PROTO_TOP_LOGPROBS_MAX)
-            return BT_ERR_REQUEST_CORRUPT;
+        if (row->top_count < 1 || row->top_count > PROTO_TOP_LOGPROBS_MAX) return fault_top;
         row->top = take_section(&at, end, ROW_SECTION_TOP_LOGPROBS,
                                 sizeof(row_top) * (uint64_t)row->top_count);
-        if (row->top == NULL) return BT_ERR_REQUEST_CORRUPT;
+        if (row->top == NULL) return fault_top;
     }
     if (is_next(at, end, ROW_SECTION_ID_LOGPROBS)) {
         row->id_logprob_count = bt_load_le32(at + 4) / (uint32_t)sizeof(float);
         if (row->id_logprob_count < 1 || row->id_logprob_count > PROTO_LOGPROB_IDS_MAX)
-            return BT_ERR_REQUEST_CORRUPT;
+            return fault_asked;
         row->id_logprobs =
             take_section(&at, end, ROW_SECTION_ID_LOGPROBS, UINT64_C(4) * row->id_logprob_count);
-        if (row->id_logprobs == NULL) return BT_ERR_REQUEST_CORRUPT;
+        if (row->id_logprobs == NULL) return fault_asked;
     }
-    return at == end ? BT_OK : BT_ERR_REQUEST_CORRUPT;
+    if (at == end) return NULL;
+    return end - at >= SECTION_HEADER_BYTES ? "a section that is not known or out of place"
+                                            : "bytes behind the last section";
 }
 
-static bt_status get_sections(const uint8_t *at, const uint8_t *end, metadata_row *row) {
+static const char *get_sections(const uint8_t *at, const uint8_t *end, metadata_row *row) {
     const uint64_t array_bytes = UINT64_C(4) * row->support_count;
-    const void *data = NULL;
     if (row->mask_mode != ROW_MASK_OFF) {
         row->support_ids = take_section(&at, end, ROW_SECTION_SUPPORT_IDS, array_bytes);
-        if (row->support_ids == NULL) return BT_ERR_REQUEST_CORRUPT;
+        if (row->support_ids == NULL) return "support ids";
     }
     if (row->mask_mode == ROW_MASK_SUPPORT) {
         row->support_logprobs = take_section(&at, end, ROW_SECTION_SUPPORT_LOGPROBS, array_bytes);
-        if (row->support_logprobs == NULL) return BT_ERR_REQUEST_CORRUPT;
+        if (row->support_logprobs == NULL) return "support log-probabilities";
     }
     if (row->mask_mode != ROW_MASK_OFF) {
-        data = take_section(&at, end, ROW_SECTION_SELECTED_LOGPROB, sizeof(float));
-        if (data == NULL) return BT_ERR_REQUEST_CORRUPT;
+        const void *data = take_section(&at, end, ROW_SECTION_SELECTED_LOGPROB, sizeof(float));
+        if (data == NULL) return "selected log-probability";
         row->selected_logprob = bt_load_le_float(data);
     }
     return get_logprob_sections(at, end, row);
 }
 
-bt_status row_decode(const void *slot, size_t bytes, metadata_row *row_out) {
+static const char *read_row(const void *slot, size_t bytes, metadata_row *row) {
     const uint8_t *header = slot;
+    if (bytes < ROW_HEADER_BYTES) return "too short for a header";
+    if (memcmp(header, magic, sizeof magic) != 0) return "no metadata row";
+    if (bt_load_le16(header + AT_VERSION) != ROW_FORMAT_VERSION) return fault_version;
+    if (bt_load_le16(header + AT_HEADER_BYTES) != ROW_HEADER_BYTES) return "header bytes";
+    if (bt_load_le32(header + AT_TOTAL_BYTES) != bytes) return "total bytes";
+    if (!is_zero(header + AT_RESERVED, ROW_HEADER_BYTES - AT_RESERVED)) return "reserved bytes";
+    get_header(header, row);
+    if (row->mask_mode > ROW_MASK_SUPPORT) return "mask mode";
+    if (row->mask_mode == ROW_MASK_OFF && row->support_count != 0) return "support without a mask";
+    return get_sections(header + ROW_HEADER_BYTES, header + bytes, row);
+}
+
+bt_status row_decode(const void *slot, size_t bytes, metadata_row *row_out) {
     metadata_row row;
-    if (bytes < ROW_HEADER_BYTES) return BT_ERR_REQUEST_CORRUPT;
-    if (memcmp(header, magic, sizeof magic) != 0) return BT_ERR_REQUEST_CORRUPT;
-    if (bt_load_le16(header + AT_VERSION) != ROW_FORMAT_VERSION) return BT_ERR_PEER_PROTOCOL;
-    if (bt_load_le16(header + AT_HEADER_BYTES) != ROW_HEADER_BYTES) return BT_ERR_REQUEST_CORRUPT;
-    if (bt_load_le32(header + AT_TOTAL_BYTES) != bytes) return BT_ERR_REQUEST_CORRUPT;
-    if (!is_zero(header + AT_RESERVED, ROW_HEADER_BYTES - AT_RESERVED))
-        return BT_ERR_REQUEST_CORRUPT;
-    get_header(header, &row);
-    if (row.mask_mode > ROW_MASK_SUPPORT) return BT_ERR_REQUEST_CORRUPT;
-    if (row.mask_mode == ROW_MASK_OFF && row.support_count != 0) return BT_ERR_REQUEST_CORRUPT;
-    const bt_status status = get_sections(header + ROW_HEADER_BYTES, header + bytes, &row);
-    if (status == BT_OK) *row_out = row;
-    return status;
+    const char *fault = read_row(slot, bytes, &row);
+    if (fault == fault_version) return BT_ERR_PEER_PROTOCOL;
+    if (fault != NULL) return BT_ERR_REQUEST_CORRUPT;
+    *row_out = row;
+    return BT_OK;
+}
+
+const char *row_fault(const void *slot, size_t bytes) {
+    metadata_row row;
+    return read_row(slot, bytes, &row);
 }
 
 bt_status row_prove(const void *slot, size_t bytes, const uint32_t *chunk_checksums,

@@ -1,5 +1,5 @@
 /* The metadata row: the first token and everything else that only prefill knows, as a self-proving
- * record in a fixed-width slot (rules 2 and 3). Little-endian, format version 1:
+ * record in a fixed-width slot (rules 2 and 3). Little-endian, format version 2:
  *
  *   offset bytes field                        offset bytes field
  *        0     4 magic "BROW"                     56     4 status (sampler_status)
@@ -11,15 +11,18 @@
  *       32     4 sample index                     80     8 KV bytes of the attempt
  *       36     4 slot                             88     4 prompt tokens
  *       40     4 slot generation                  92     4 mask mode
- *       44     4 first token                      96    32 reserved, zero
- *       48     8 writer incarnation
+ *       44     4 first token                      96     8 weights version
+ *       48     8 writer incarnation              104    24 reserved, zero
  *
  * then sections {u16 kind, u16 zero, u32 bytes, data, zero padding to 8}, each kind at most once
  * and in ascending order. Mask mode off: no support; selected: kinds 1 and 3; support: kinds 1, 2
  * and 3; kind 4 with a log-probability, in any mode; kinds 5 and 6 where they were asked for. A row
- * whose status is not OK has no token (-1) and empty sections. The CRC32C covers the header with
- * its own field zero, then the chunk checksums (u32 each, in chunk-index order; not sent, kept by
- * both sides; zeros when checksums are off), then the sections. Only total_bytes travel.
+ * whose status is not OK has no token (-1) and empty sections. Cap needed is the true size of the
+ * support: with status OK the support size, or more where a bounded mask was cut to the cap; 0 with
+ * masks off. Weights version is the epoch that the token was drawn under. The CRC32C covers the
+ * header with its own field zero, then the chunk checksums (u32 each, in chunk-index order; not
+ * sent, kept by both sides; zeros when checksums are off), then the sections. Only total_bytes
+ * travel.
  *
  * Pure; the caller owns all memory. */
 #ifndef BT_PROTO_ROW_H
@@ -32,7 +35,7 @@
 #include "proto/message.h"
 
 enum {
-    ROW_FORMAT_VERSION = 1,
+    ROW_FORMAT_VERSION = 2, /* of the metadata row and of the records of a row stream */
     ROW_HEADER_BYTES = 128,
     ROW_SLOT_ALIGNMENT = 64,
 };
@@ -85,6 +88,7 @@ typedef struct metadata_row {
     uint64_t kv_bytes;
     uint32_t prompt_tokens;
     uint32_t mask_mode;
+    uint64_t weights_version;
     uint32_t has_first_logprob;
     float first_logprob;
     float selected_logprob;        /* mask_mode not off */
@@ -109,10 +113,12 @@ BT_MUST_CHECK bt_status row_encode(const metadata_row *row, const uint32_t *chun
  * chunk is cut, long after the row was written. */
 void row_seal(void *slot, const uint32_t *chunk_checksums, uint32_t chunk_count);
 /* Reads the header and sections of `bytes` received bytes without trusting them: bounds, magic,
- * version, section kinds and sizes against mask mode and support size. No proof yet. A different
- * version is PEER_PROTOCOL, anything else that is wrong REQUEST_CORRUPT. `slot` is 8-byte aligned.
- */
+ * version, section kinds and sizes against mask mode and support size. No proof yet, and not what
+ * the request asks of a row (proto/row_check.h). A different version is PEER_PROTOCOL, anything
+ * else that is wrong REQUEST_CORRUPT. `slot` is 8-byte aligned. */
 BT_MUST_CHECK bt_status row_decode(const void *slot, size_t bytes, metadata_row *row_out);
+/* What row_decode finds wrong with these bytes, for a log and an error; NULL: nothing. */
+const char *row_fault(const void *slot, size_t bytes);
 /* The proof: the CRC over header, the chunk checksums as decode knows them, and sections.
  * REQUEST_CORRUPT when it fails. */
 BT_MUST_CHECK bt_status row_prove(const void *slot, size_t bytes, const uint32_t *chunk_checksums,

@@ -17,7 +17,8 @@
  *     the lowest-numbered. Samples that all failed are not waited for log-probabilities;
  *   - but when the cluster failed, its time passed or it was cancelled as a whole, with that error,
  *     which is also the end of every sample that had not ended.
- * rows_total and retractions are sums over the samples, cap_needed the largest. Of a single sample
+ * rows_total and retractions are sums over the samples, cap_needed the largest of those that
+ * overflowed, where the request ends so. Of a single sample
  * and without log-probabilities of the prompt the two ends are the same.
  *
  * A cluster that cannot serve: before the first pair was ever ready a request is refused at once

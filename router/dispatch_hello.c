@@ -91,6 +91,16 @@ static bool check_record(dispatch *d, connection *from, const cluster_record *re
     return true;
 }
 
+/* Prefills of another format pair with nobody here; what a decode streams, the router must read. */
+static bool check_row_format(dispatch *d, connection *from, const proto_hello *hello,
+                             const char *name) {
+    const uint32_t theirs = hello->record.row_format, ours = d->options.record.row_format;
+    if (hello->role != PROTO_ROLE_DECODE || ours == 0 || theirs == ours) return true;
+    refuse(d, from, "row_format differs: %u on %s, %u on router %s", theirs, name, ours,
+           d->options.host);
+    return false;
+}
+
 static bool check_vocabulary(dispatch *d, connection *from, const proto_hello *hello,
                              const char *name) {
     const worker *founder = dispatch_hello_founder(d);
@@ -149,6 +159,7 @@ void dispatch_hello_on_control(dispatch *d, connection *from, const proto_hello 
     if (!check_ranks(d, from, hello, name)) return;
     if (!check_stated(d, from, &record, name)) return;
     if (!check_record(d, from, &record, name)) return;
+    if (!check_row_format(d, from, hello, name)) return;
     if (!check_vocabulary(d, from, hello, name)) return;
     worker *w = dispatch_registry_add_worker(d, from, hello);
     if (w == NULL) {

@@ -15,14 +15,25 @@ static const char no_capture_text[] =
 
 static void set_fixed_text(const dispatch *d, dispatch_end *end) {
     if (end->status == BT_ERR_REQUEST_OVERFLOW) {
-        (void)snprintf(end->text, sizeof end->text,
-                       "Sampling support exceeds --sampling-mask-max-tokens=%u, commonly because "
-                       "of cutoff ties. Lower top_k to leave more headroom or increase the server "
-                       "limit.",
-                       d->record.sampling_mask_max_tokens);
+        const int used =
+            snprintf(end->text, sizeof end->text,
+                     "Sampling support exceeds --sampling-mask-max-tokens=%u, commonly because "
+                     "of cutoff ties. Lower top_k to leave more headroom or increase the server "
+                     "limit.",
+                     d->record.sampling_mask_max_tokens);
+        if (end->cap_needed > 0)
+            (void)snprintf(end->text + used, sizeof end->text - (size_t)used, " Required: %u.",
+                           end->cap_needed);
     } else if (end->status == BT_ERR_REQUEST_CAPTURE && strcmp(end->text, no_capture_text) != 0) {
         memcpy(end->text, capture_text, sizeof capture_text);
     }
+}
+
+/* What a worker says is needed; 0 for what cannot be. */
+static uint32_t plausible_cap(const dispatch *d, uint32_t cap_needed) {
+    const worker *founder = dispatch_hello_founder(d);
+    const bool is_too_large = founder != NULL && cap_needed > founder->hello.vocab_size;
+    return is_too_large || cap_needed <= d->record.sampling_mask_max_tokens ? 0 : cap_needed;
 }
 
 void dispatch_sample_fill_end(const dispatch *d, const request *r, dispatch_end *end) {
@@ -31,6 +42,8 @@ void dispatch_sample_fill_end(const dispatch *d, const request *r, dispatch_end 
     end->attempts = r->tries;
     if (end->status == BT_ERR_REQUEST_OVERFLOW && end->cap_needed == 0)
         end->cap_needed = r->cap_needed; /* found by prefill, before any sample had a token */
+    const bool is_overflow = end->status == BT_ERR_REQUEST_OVERFLOW;
+    end->cap_needed = is_overflow ? plausible_cap(d, end->cap_needed) : 0;
     set_fixed_text(d, end);
 }
 

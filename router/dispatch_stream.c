@@ -1,5 +1,6 @@
 /* The row streams of an attempt, one per sample: chunks in, whole rows out, credit back. What a
  * chunk does wrong ends its attempt, not the worker: the harm is done to one request. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/assert.h"
@@ -13,6 +14,7 @@ static row_expectation expectation(const dispatch *d, const proto_generation *g)
     return (row_expectation){
         .cap = d->record.sampling_mask_max_tokens,
         .mask_mode = g->mask_mode,
+        .mask_bounded = g->mask_bounded,
         .has_logprob = g->wants_logprob,
         .vocab_size = vocab_size,
         .vocab_limit = g->vocab_limit,
@@ -41,13 +43,20 @@ void dispatch_stream_end(request *r) {
 }
 
 static const char no_memory[] = "the router has no memory for the row stream";
+static const char bad_row[] = "a row it must not send";
 
-static void violate(dispatch *d, request *r, const worker *from, const char *what) {
+static void violate(dispatch *d, request *r, const worker *from, const request_sample *s,
+                    const char *what) {
+    char text[PROTO_TEXT_MAX];
     if (what == no_memory) { /* nobody broke anything */
         dispatch_attempt_fail(d, r, BT_ERR_WORKER_MEMORY, no_memory, NULL);
-    } else {
-        dispatch_attempt_violate(d, r, from, what);
+        return;
     }
+    if (what == bad_row) {
+        (void)snprintf(text, sizeof text, "%s: %s", bad_row, s->rows.fault);
+        what = text;
+    }
+    dispatch_attempt_violate(d, r, from, what);
 }
 
 /* NULL, or what is wrong with the frame as such. */
@@ -86,7 +95,7 @@ static const char *take_rows(dispatch *d, request *r, uint32_t index, const uint
     s->received_bytes += count;
     const bt_status status = row_assembler_push(&s->rows, bytes, count, &batch);
     if (status == BT_ERR_WORKER_MEMORY) return no_memory;
-    if (status != BT_OK) return "a row it must not send";
+    if (status != BT_OK) return bad_row;
     if (batch.count == 0) return NULL;
     if (batch.count > r->generation.max_new_tokens - s->rows_handed) return "too many rows";
     s->rows_handed += batch.count;
@@ -124,7 +133,7 @@ static void finish(dispatch *d, request *r, const worker *from, const proto_chun
     request_sample *s = &r->samples[chunk->sample];
     const char *wrong = check_finish(r, s, chunk);
     if (wrong != NULL) {
-        violate(d, r, from, wrong);
+        violate(d, r, from, s, wrong);
         return;
     }
     r->cached_tokens = chunk->cached_tokens;
@@ -133,10 +142,8 @@ static void finish(dispatch *d, request *r, const worker *from, const proto_chun
         fail(d, r, from, chunk);
         return;
     }
-    const dispatch_end end = {.status = BT_OK,
-                              .finish = chunk->finish,
-                              .matched_id = chunk->matched_id,
-                              .cap_needed = chunk->cap_needed};
+    const dispatch_end end = {
+        .status = BT_OK, .finish = chunk->finish, .matched_id = chunk->matched_id};
     dispatch_sample_end(d, r, chunk->sample, &end, from);
 }
 
@@ -161,7 +168,7 @@ static void on_sample_chunk(dispatch *d, request *r, worker *from, const proto_m
         wrong = take_rows(d, r, chunk->sample, message->payload, message->payload_bytes);
     }
     if (wrong != NULL) {
-        violate(d, r, from, wrong);
+        violate(d, r, from, s, wrong);
         return;
     }
     if (chunk->finish != PROTO_FINISH_NONE) finish(d, r, from, chunk);

@@ -30,51 +30,20 @@ size_t row_assembler_pending(const row_assembler *a) {
     return a->used - a->handed;
 }
 
-static bool is_in_vocabulary(const row_expectation *expect, int32_t id) {
-    return id >= 0 && (expect->vocab_size == 0 || (uint32_t)id < expect->vocab_size);
-}
-
-static bool are_tops_right(const row_expectation *expect, const token_row *row) {
-    uint32_t least = expect->top_count;
-    if (expect->vocab_size != 0 && expect->vocab_size < least) least = expect->vocab_size;
-    if (expect->vocab_limit != 0 && expect->vocab_limit < least) least = expect->vocab_limit;
-    if (row->top_count < least || row->top_count > expect->top_count) return false;
-    for (uint32_t i = 0; i < row->top_count; i++) {
-        if (!is_in_vocabulary(expect, row->top[i].id)) return false;
-    }
-    return true;
-}
-
-static bt_status check_row(const row_expectation *expect, const token_row *row) {
-    if (row->mask_mode != expect->mask_mode) return BT_ERR_PEER_PROTOCOL;
-    if (row->has_logprob != expect->has_logprob) return BT_ERR_PEER_PROTOCOL;
-    if (!is_in_vocabulary(expect, row->token)) return BT_ERR_PEER_PROTOCOL;
-    if (row->id_logprob_count != expect->id_logprob_count) return BT_ERR_PEER_PROTOCOL;
-    return are_tops_right(expect, row) ? BT_OK : BT_ERR_PEER_PROTOCOL;
-}
-
-/* A record that has begun says how long it is; an impossible length is not waited for. */
-static bt_status check_begun(const row_assembler *a, const uint8_t *bytes, size_t available) {
-    uint32_t length;
-    if (available < sizeof length) return BT_OK;
-    memcpy(&length, bytes, sizeof length);
-    const size_t limit = row_record_bytes_max(a->expect.cap);
-    return length >= ROW_RECORD_HEADER_BYTES && length <= limit ? BT_OK : BT_ERR_PEER_PROTOCOL;
-}
-
-/* Counts the whole records at the beginning of bytes. */
-static bt_status scan(const row_assembler *a, const uint8_t *bytes, size_t available,
-                      row_batch *batch) {
+/* Counts the whole records at the beginning of bytes. A record that has begun says how long it is;
+ * an impossible one is not waited for. */
+static bt_status scan(row_assembler *a, const uint8_t *bytes, size_t available, row_batch *batch) {
     *batch = (row_batch){.records = bytes};
     for (;;) {
+        const uint8_t *at = bytes + batch->bytes;
+        const size_t left = available - batch->bytes;
         token_row row;
         size_t used = 0;
-        bt_status status = row_record_decode(bytes + batch->bytes, available - batch->bytes,
-                                             a->expect.cap, &row, &used);
-        if (status != BT_OK) return status;
-        if (used == 0) return check_begun(a, bytes + batch->bytes, available - batch->bytes);
-        status = check_row(&a->expect, &row);
-        if (status != BT_OK) return status;
+        const bt_status status = row_record_decode(at, left, a->expect.cap, &row, &used);
+        a->fault =
+            used > 0 ? row_check(&a->expect, &row) : row_record_fault(at, left, a->expect.cap);
+        if (status != BT_OK || a->fault != NULL) return BT_ERR_PEER_PROTOCOL;
+        if (used == 0) return BT_OK;
         batch->bytes += used;
         batch->count++;
     }

@@ -9,21 +9,12 @@
 #include <stdint.h>
 
 #include "base/status.h"
-
-/* What every record of the stream must look like. */
-typedef struct row_expectation {
-    uint32_t cap;       /* support entries */
-    uint32_t mask_mode; /* as asked for */
-    uint32_t has_logprob;
-    uint32_t vocab_size;  /* tokens are below it; 0 = not known */
-    uint32_t vocab_limit; /* ids from here on are not drawn; 0 = all are */
-    uint32_t top_count;   /* top log-probabilities: fewer only where the vocabulary is smaller */
-    uint32_t id_logprob_count;
-} row_expectation;
+#include "proto/row_check.h"
 
 typedef struct row_assembler {
-    row_expectation expect;
-    uint8_t *partial; /* [capacity], the bytes from the last call that are not handed on */
+    row_expectation expect; /* of every record */
+    const char *fault;      /* behind PEER_PROTOCOL: what was not as expected */
+    uint8_t *partial;       /* [capacity], the bytes from the last call that are not handed on */
     size_t used, capacity;
     size_t handed; /* leading bytes of partial that were handed on by the last call */
 } row_assembler;
@@ -37,7 +28,7 @@ typedef struct row_batch {
 void row_assembler_init(row_assembler *a, const row_expectation *expect);
 void row_assembler_fini(row_assembler *a);
 /* Takes the next `count` bytes of the stream (at most one frame's payload). PEER_PROTOCOL when a
- * record is not what is expected, WORKER_MEMORY; the stream is over then. */
+ * record is not what is expected, and a->fault says why; WORKER_MEMORY; the stream is over then. */
 BT_MUST_CHECK bt_status row_assembler_push(row_assembler *a, const uint8_t *bytes, size_t count,
                                            row_batch *batch_out);
 /* Bytes of a record that has begun and not ended. */

@@ -65,7 +65,8 @@ static bool is_intact_row(const end *e, const sample *s, const metadata_row *row
     static uint8_t stream[4u << 20];
     static sample_row storage;
     if (s->overflown != 0)
-        return row->status == 1 && row->first_token == -1 && row->cap_needed == s->support_count;
+        return row->status == 1 && row->first_token == -1 && row->weights_version != 0 &&
+               row->cap_needed == SAMPLE_CAP_MAX + 1 + s->support_count;
     row_queue *queue = NULL;
     assert_int_equal(row_queue_create(&options, &queue), BT_OK);
     assert_int_equal(row_queue_push_first(queue, row), BT_OK);

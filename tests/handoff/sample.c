@@ -52,9 +52,10 @@ void sample_make_row(const sample *s, sample_row *out) {
     if (s->overflown != 0) {
         out->row = (metadata_row){.first_token = -1,
                                   .status = 1,
-                                  .cap_needed = s->support_count,
+                                  .cap_needed = SAMPLE_CAP_MAX + 1 + s->support_count,
                                   .cached_tokens = (uint32_t)(s->number % 7),
                                   .mask_mode = s->mask_mode,
+                                  .weights_version = mix(s->number),
                                   .support_ids = out->ids,
                                   .support_logprobs = out->logprobs};
         return;
@@ -68,9 +69,10 @@ void sample_make_row(const sample *s, sample_row *out) {
     out->row = (metadata_row){
         .first_token = (int32_t)(mix(seed ^ 1) & 0x3ffff),
         .support_count = s->mask_mode == ROW_MASK_OFF ? 0 : s->support_count,
-        .cap_needed = s->support_count,
+        .cap_needed = s->mask_mode == ROW_MASK_OFF ? 0 : s->support_count,
         .cached_tokens = (uint32_t)(s->number % 7),
         .mask_mode = s->mask_mode,
+        .weights_version = mix(s->number),
         .has_first_logprob = s->number % 2 != 0,
         .first_logprob = s->number % 2 != 0 ? make_float(seed ^ 2) : 0.0f,
         .selected_logprob = s->mask_mode == ROW_MASK_OFF ? 0.0f : make_float(seed ^ 3),
@@ -83,28 +85,11 @@ void sample_make_row(const sample *s, sample_row *out) {
     };
 }
 
-static token_row as_token_row(const metadata_row *row) {
-    return (token_row){
-        .token = row->first_token,
-        .mask_mode = row->mask_mode,
-        .has_logprob = row->has_first_logprob,
-        .token_logprob = row->first_logprob,
-        .selected_logprob = row->selected_logprob,
-        .support_count = row->support_count,
-        .support_ids = row->support_ids,
-        .support_logprobs = row->support_logprobs,
-        .top_count = row->top_count,
-        .top = row->top,
-        .id_logprob_count = row->id_logprob_count,
-        .id_logprobs = row->id_logprobs,
-    };
-}
-
 void sample_make_step(const sample *s, uint32_t step, sample_row *storage, token_row *out) {
     sample next = *s;
     next.number = mix(s->number + step) | 1;
     sample_make_row(&next, storage);
-    *out = as_token_row(&storage->row);
+    *out = token_row_of(&storage->row);
 }
 
 static bool is_same_float(float a, float b) {
@@ -114,6 +99,8 @@ static bool is_same_float(float a, float b) {
 static bool is_same(const token_row *a, const token_row *b) {
     if (a->token != b->token || a->mask_mode != b->mask_mode) return false;
     if (a->has_logprob != b->has_logprob || a->support_count != b->support_count) return false;
+    if (a->support_size != b->support_size || a->weights_version != b->weights_version)
+        return false;
     if (!is_same_float(a->token_logprob, b->token_logprob)) return false;
     if (!is_same_float(a->selected_logprob, b->selected_logprob)) return false;
     if ((a->support_logprobs == NULL) != (b->support_logprobs == NULL)) return false;
@@ -139,7 +126,7 @@ bool sample_is_stream(const sample *s, const uint8_t *bytes, size_t count, uint3
         size_t used = 0;
         if (i == 0) {
             sample_make_row(s, &storage);
-            wanted = as_token_row(&storage.row);
+            wanted = token_row_of(&storage.row);
         } else {
             sample_make_step(s, i, &storage, &wanted);
         }

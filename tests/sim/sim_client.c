@@ -30,6 +30,7 @@ static sampler_params params_of(const sim *s, const sim_client *c, uint32_t samp
                             .top_k = g->top_k,
                             .mask_mode = g->mask_mode,
                             .mask_max_tokens = g->mask_mode == 0 ? 0 : s->scenario.cap,
+                            .mask_bounded = g->mask_bounded,
                             .vocab_limit = g->vocab_limit,
                             .wants_logprob = g->wants_logprob,
                             .seed = proto_sample_seed(g->seed, sample),
@@ -129,6 +130,7 @@ static void set_plain(sim *s, sim_client *c) {
     g->mask_mode = (uint32_t)sim_random(s, 3);
     g->wants_logprob = (uint32_t)sim_random(s, 2);
     g->seed = sim_random(s, UINT64_MAX);
+    g->mask_bounded = g->mask_mode != 0 && g->seed % 3 == 0;
     g->stop_id_count = (uint32_t)sim_random(s, 4);
     for (uint32_t i = 0; i < g->stop_id_count; i++)
         g->stop_ids[i] = (int32_t)sim_random(s, SIM_VOCAB);
@@ -275,6 +277,7 @@ static void check_row(const sim_client *c, const token_row *got, const sampler_r
     assert_int_equal(got->id_logprob_count, g->logprob_id_count);
     assert_memory_equal(got->id_logprobs, want->id_logprobs, g->logprob_id_count * sizeof(float));
     assert_int_equal(got->support_count, want->support_count);
+    assert_int_equal(got->support_size, want->cap_needed);
     if (want->support_count == 0) return;
     assert_memory_equal(got->support_ids, want->support_ids, want->support_count * sizeof(int32_t));
     if (g->mask_mode != 2) return;

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "proto/row.h"
 #include "tests/sim/sim.h"
 
 enum { TICK_US = 50 * 1000 };
@@ -55,6 +56,7 @@ void sim_router_start(sim *s) {
         .host = "router",
         .record = {.sampling_mask_max_tokens = o->cap,
                    .kv_checksum = (uint32_t)o->checksum + 1,
+                   .row_format = ROW_FORMAT_VERSION,
                    .tokenizer_fingerprint = "sim"},
         .heartbeat_ms = 200,
         .dead_after_ms = 1500,

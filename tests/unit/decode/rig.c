@@ -208,7 +208,8 @@ static void join_cluster(rig *r) {
                     .router_host = "router-host",
                     .worker_id = rig_decode_peer.worker_id,
                     .record = {.sampling_mask_max_tokens = RIG_SUPPORT_MAX,
-                               .kv_checksum = RECORD_CHECKSUM_FULL + 1},
+                               .kv_checksum = RECORD_CHECKSUM_FULL + 1,
+                               .weights_version = RIG_WEIGHTS},
                     .heartbeat_ms = 100,
                     .dead_after_ms = 500}};
     const uint8_t *address = NULL;

@@ -23,6 +23,8 @@ enum {
     RIG_VOCAB = 5000,
     RIG_PREFILL_PAGES = 256,
     RIG_DEADLINE_MS = 5000,
+    RIG_PREFILL_WEIGHTS = 7, /* the epoch of first rows, and that of decode's own */
+    RIG_WEIGHTS = 8,
     RIG_TICK_US = 50 * 1000, /* microseconds */
 };
 

@@ -31,6 +31,7 @@ static sampler_params params_of(const rig_attempt *a, uint32_t sample) {
         .top_k = g->top_k,
         .mask_mode = g->mask_mode,
         .mask_max_tokens = CAP,
+        .mask_bounded = g->mask_bounded,
         .vocab_limit = g->vocab_limit,
         .wants_logprob = g->wants_logprob,
         .seed = proto_sample_seed(g->seed, sample),
@@ -98,6 +99,7 @@ static void expect_same(const proto_generation *g, const token_row *got, const s
     assert_memory_equal(&got->token_logprob, &row->token_logprob, sizeof(float));
     assert_memory_equal(&got->selected_logprob, &row->selected_logprob, sizeof(float));
     assert_int_equal(got->support_count, row->support_count);
+    assert_int_equal(got->support_size, row->cap_needed);
     assert_int_equal(got->top_count, row->top_count);
     assert_true(g->vocab_limit != 0 || got->top_count == g->top_logprobs);
     assert_int_equal(got->id_logprob_count, g->logprob_id_count);
@@ -126,6 +128,7 @@ uint32_t rig_rows(const rig *r, const rig_attempt *a, uint32_t sample) {
         if (used == 0) break; /* the rest of this row has not been sent */
         assert_true(rows < e->count);
         expect_same(&a->generation, &row, &e->rows[rows]);
+        assert_int_equal(row.weights_version, rows == 0 ? RIG_PREFILL_WEIGHTS : RIG_WEIGHTS);
         at += used;
     }
     return rows;
@@ -167,6 +170,7 @@ static metadata_row first_row(const rig *r, const rig_attempt *a, uint32_t sampl
         .cap_needed = row->cap_needed,
         .cached_tokens = 16,
         .mask_mode = g->mask_mode,
+        .weights_version = RIG_PREFILL_WEIGHTS,
         .has_first_logprob = g->wants_logprob,
         .first_logprob = row->token_logprob,
         .selected_logprob = row->selected_logprob,
@@ -205,7 +209,7 @@ void rig_deliver(rig *r, rig_attempt *a, const uint32_t *statuses) {
             row = (metadata_row){.sample_index = i,
                                  .first_token = -1,
                                  .status = statuses[i],
-                                 .cap_needed = 99,
+                                 .cap_needed = statuses[i] == SAMPLER_OVERFLOW ? 99 : 0,
                                  .cached_tokens = 16,
                                  .mask_mode = g->mask_mode};
         }

@@ -39,6 +39,8 @@ static token_row make_row(uint32_t mode, uint32_t row) {
         .token_logprob = logprobs[row][0],
         .selected_logprob = logprobs[row][1],
         .support_count = mode == ROW_MASK_OFF ? 0 : count_of(row),
+        .support_size = mode == ROW_MASK_OFF ? 0 : count_of(row) + row % 3 * 100000u,
+        .weights_version = (uint64_t)row << 33 | mode,
         .support_ids = mode == ROW_MASK_OFF ? NULL : ids[row],
         .support_logprobs = mode == ROW_MASK_SUPPORT ? logprobs[row] : NULL,
         .top_count = mode, /* what is asked for beside the mask: the same of every row */
@@ -74,6 +76,8 @@ static void assert_stream(uint32_t mode, size_t bytes, uint32_t first, uint32_t 
         assert_memory_equal(&got.token_logprob, &wanted.token_logprob, sizeof(float));
         assert_memory_equal(&got.selected_logprob, &wanted.selected_logprob, sizeof(float));
         assert_int_equal(got.support_count, wanted.support_count);
+        assert_int_equal(got.support_size, wanted.support_size);
+        assert_true(got.weights_version == wanted.weights_version);
         assert_int_equal(got.top_count, wanted.top_count);
         assert_memory_equal(got.top, wanted.top, sizeof *got.top * wanted.top_count);
         assert_int_equal(got.id_logprob_count, wanted.id_logprob_count);
@@ -123,6 +127,8 @@ static void row_zero_comes_from_the_handoff(void **state) {
             .first_logprob = zero.token_logprob,
             .selected_logprob = zero.selected_logprob,
             .support_count = zero.support_count,
+            .cap_needed = zero.support_size,
+            .weights_version = zero.weights_version,
             .support_ids = zero.support_ids,
             .support_logprobs = zero.support_logprobs,
             .top_count = zero.top_count,

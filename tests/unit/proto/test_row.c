@@ -51,6 +51,7 @@ static void prepare(fixture *f, uint32_t mask_mode, uint32_t support_count, bool
         .kv_bytes = UINT64_C(1) << 33,
         .prompt_tokens = 100,
         .mask_mode = mask_mode,
+        .weights_version = 0x0102030405060708u,
         .has_first_logprob = has_logprob,
         .first_logprob = has_logprob ? -1.5f : 0.0f,
         .selected_logprob = mask_mode == ROW_MASK_OFF ? 0.0f : -0.75f,
@@ -75,6 +76,7 @@ static void assert_same(const metadata_row *a, const metadata_row *b) {
     assert_int_equal(a->page_count, b->page_count);
     assert_true(a->kv_bytes == b->kv_bytes);
     assert_int_equal(a->prompt_tokens, b->prompt_tokens);
+    assert_true(a->weights_version == b->weights_version);
     assert_int_equal(a->mask_mode, b->mask_mode);
     assert_int_equal(a->has_first_logprob, b->has_first_logprob);
     assert_int_equal(float_bits(a->first_logprob), float_bits(b->first_logprob));
@@ -180,13 +182,14 @@ static void layout_is_the_documented_one(void **state) {
     fixture f;
     prepare(&f, ROW_MASK_SELECTED, 2, false);
     assert_memory_equal(f.slot, "BROW", 4);
-    assert_int_equal(bt_load_le16(f.slot + 4), 1);
+    assert_int_equal(bt_load_le16(f.slot + 4), 2);
     assert_int_equal(bt_load_le16(f.slot + 6), 128);
     assert_int_equal(bt_load_le32(f.slot + 8), 128 + 16 + 16);
     assert_true(bt_load_le64(f.slot + 16) == 0x1122334455667788u);
     assert_int_equal(bt_load_le32(f.slot + 40), 9);
     assert_int_equal(bt_load_le32(f.slot + 44), 31);
     assert_int_equal(bt_load_le32(f.slot + 92), ROW_MASK_SELECTED);
+    assert_true(bt_load_le64(f.slot + 96) == 0x0102030405060708u);
     assert_int_equal(bt_load_le16(f.slot + 128), ROW_SECTION_SUPPORT_IDS);
     assert_int_equal(bt_load_le32(f.slot + 132), 8);
     assert_int_equal(bt_load_le32(f.slot + 136), 3);
@@ -214,7 +217,7 @@ static void every_byte_is_where_the_header_says(void **state) {
     f.row.status = 0x52;
     f.row.cap_needed = 0x53;
     assert_int_equal(row_encode(&f.row, f.checksums, f.slot, sizeof f.slot, &f.total), BT_OK);
-    uint8_t wanted[ROW_HEADER_BYTES] = {'B', 'R', 'O', 'W', 1, 0, 128, 0};
+    uint8_t wanted[ROW_HEADER_BYTES] = {'B', 'R', 'O', 'W', 2, 0, 128, 0};
     bt_store_le32(wanted + 8, (uint32_t)f.total);
     bt_store_le64(wanted + 16, 0x1122334455667788u);
     bt_store_le64(wanted + 24, 42);
@@ -232,6 +235,7 @@ static void every_byte_is_where_the_header_says(void **state) {
     bt_store_le64(wanted + 80, UINT64_C(1) << 33);
     bt_store_le32(wanted + 88, 100);
     bt_store_le32(wanted + 92, ROW_MASK_SUPPORT);
+    bt_store_le64(wanted + 96, 0x0102030405060708u);
     uint32_t crc = crc_by_definition(0, wanted, sizeof wanted);
     for (uint32_t i = 0; i < CHUNKS; i++) {
         uint8_t checksum[4];
@@ -322,9 +326,11 @@ static void headers_that_lie_are_refused(void **state) {
         {92, ROW_MASK_OFF, BT_ERR_REQUEST_CORRUPT},
         {92, ROW_MASK_SUPPORT, BT_ERR_REQUEST_CORRUPT},
         {92, 3, BT_ERR_REQUEST_CORRUPT},
-        {4, 128u << 16 | 2, BT_ERR_PEER_PROTOCOL},
-        {4, 64u << 16 | 1, BT_ERR_REQUEST_CORRUPT},
-        {96, 1, BT_ERR_REQUEST_CORRUPT},
+        {4, 128u << 16 | 1, BT_ERR_PEER_PROTOCOL},
+        {4, 128u << 16 | 3, BT_ERR_PEER_PROTOCOL},
+        {4, 64u << 16 | 2, BT_ERR_REQUEST_CORRUPT},
+        {104, 1, BT_ERR_REQUEST_CORRUPT},
+        {124, 1u << 31, BT_ERR_REQUEST_CORRUPT},
         {128, 99, BT_ERR_REQUEST_CORRUPT},
         {132, 0xfffffff8u, BT_ERR_REQUEST_CORRUPT},
     };

@@ -29,6 +29,8 @@ static token_row make_row(uint32_t mode, uint32_t count) {
         .token_logprob = count % 2 != 0 ? -1.25f : 0.0f,
         .selected_logprob = mode != ROW_MASK_OFF ? -0.125f * (float)count : 0.0f,
         .support_count = mode != ROW_MASK_OFF ? count : 0,
+        .support_size = mode != ROW_MASK_OFF ? count + count % 2 * 0x01020304u : 0,
+        .weights_version = 0x1112131415161718u * mode + count,
         .support_ids = ids,
         .support_logprobs = mode == ROW_MASK_SUPPORT ? logprobs : NULL,
         .top_count = count % 4,
@@ -45,6 +47,8 @@ static void assert_row(const token_row *got, const token_row *wanted) {
     assert_memory_equal(&got->token_logprob, &wanted->token_logprob, sizeof(float));
     assert_memory_equal(&got->selected_logprob, &wanted->selected_logprob, sizeof(float));
     assert_int_equal(got->support_count, wanted->support_count);
+    assert_int_equal(got->support_size, wanted->support_size);
+    assert_true(got->weights_version == wanted->weights_version);
     assert_int_equal(got->support_logprobs == NULL, wanted->support_logprobs == NULL);
     assert_int_equal(got->top_count, wanted->top_count);
     assert_memory_equal(got->top, wanted->top, sizeof *top * wanted->top_count);

@@ -120,7 +120,7 @@ static void refusals_name_field_values_and_hosts(void **state) {
         void (*change)(proto_hello *hello);
         const char *text;
     } cases[] = {
-        {other_major, "protocol version differs: 2.5 on decode worker at hostA (pid 22), 1.0 on "
+        {other_major, "protocol version differs: 2.5 on decode worker at hostA (pid 22), 1.1 on "
                       "router hostB"},
         {two_tp, "tp_count 2 of decode worker at hostA (pid 22) is not supported yet: only 1 is"},
         {four_pp, "pp_count 4 of decode worker at hostA (pid 22) is not supported yet: only 1 is"},
@@ -132,6 +132,8 @@ static void refusals_name_field_values_and_hosts(void **state) {
         {other_tokenizer, "tokenizer_fingerprint differs: xttttttttttttttt on decode worker at "
                           "hostA (pid 22), tttttttttttttttt on router hostB"},
         {no_model, "model_fingerprint is not stated by decode worker at hostA (pid 22)"},
+        {new_row_format, "row_format differs: 2 on decode worker at hostA (pid 22), 1 on router "
+                         "hostB"},
         {no_page, "page_tokens is not stated by decode worker at hostA (pid 22)"},
         /* founded by the first worker */
         {other_page, "page_tokens differs: 64 on decode worker at hostA (pid 22), 16 on prefill "
@@ -216,9 +218,9 @@ static void the_foundation_goes_with_the_last_worker(void **state) {
 
 static void pairs_form_among_equals(void **state) {
     (void)state;
-    fake_worker newer = {.role = PROTO_ROLE_DECODE, .incarnation = 33};
+    fake_worker newer = {.role = PROTO_ROLE_PREFILL, .incarnation = 33};
     proto_message hello, streams, ready;
-    fake_join(n, &prefill, PROTO_ROLE_PREFILL, 11);
+    fake_join(n, &decode, PROTO_ROLE_DECODE, 22);
     fake_hello(&newer, &hello);
     new_row_format(&hello.hello);
     fake_dial(n, &newer, &hello);
@@ -233,13 +235,14 @@ static void pairs_form_among_equals(void **state) {
                                 .pages_total = 10,
                                 .page_tokens = FAKE_PAGE_TOKENS,
                                 .rows_total = 1,
-                                .sequences_max = 1};
+                                .sequences_max = 1,
+                                .step_tokens = 64};
     fake_say(n, newer.control, &ready);
     assert_int_equal(fake_count(n, newer.control, PROTO_PEER), 0);
-    assert_int_equal(fake_count(n, prefill.control, PROTO_PEER), 0);
+    assert_int_equal(fake_count(n, decode.control, PROTO_PEER), 0);
     /* A report about a pair that was never offered. */
-    fake_pair(n, &newer, &prefill, BT_OK);
-    assert_true(fake_is_closed(n, newer.control));
+    fake_pair(n, &decode, &newer, BT_OK);
+    assert_true(fake_is_closed(n, decode.control));
     assert_false(n->is_ready);
 }
 

@@ -14,7 +14,14 @@
 #include "base/mem.h"
 #include "dispatch_fixture.h"
 
-enum { SEEDS = 300, STEPS = 1000, WORKERS = 6, LIVE_MAX = 16, SAMPLES_MAX = 3, ROW_BYTES = 28 };
+enum {
+    SEEDS = 300,
+    STEPS = 1000,
+    WORKERS = 6,
+    LIVE_MAX = 16,
+    SAMPLES_MAX = 3,
+    ROW_BYTES = ROW_RECORD_HEADER_BYTES,
+};
 
 typedef struct stream_state {
     proto_attempt attempt;

@@ -371,7 +371,7 @@ static void an_overflow_at_prefill_ends_every_sample(void **state) {
     assert_at_rest();
 }
 
-static void retractions_and_caps_are_told(void **state) {
+static void retractions_are_told(void **state) {
     (void)state;
     const proto_attempt attempt = start(1);
     for (uint32_t i = 0; i < SAMPLES; i++) {
@@ -381,14 +381,41 @@ static void retractions_and_caps_are_told(void **state) {
                                     .sample = i,
                                     .finish = PROTO_FINISH_LENGTH,
                                     .rows_total = 1,
-                                    .cap_needed = 10 * i,
+                                    .cap_needed = 100, /* means nothing here */
                                     .retractions = i + 1};
         fake_say(n, decode.streams, &chunk);
         assert_int_equal(end_of(1, i)->retractions, i + 1);
-        assert_int_equal(end_of(1, i)->cap_needed, 10 * i);
+        assert_int_equal(end_of(1, i)->cap_needed, 0);
     }
     assert_int_equal(fake_end_of(n, 1, true)->retractions, 6);
-    assert_int_equal(fake_end_of(n, 1, true)->cap_needed, 20);
+    assert_int_equal(fake_end_of(n, 1, true)->cap_needed, 0);
+}
+
+/* What an overflow needs is told with its end, in its sentence too; not what cannot be. */
+static void caps_are_told(void **state) {
+    (void)state;
+    static const uint32_t said[SAMPLES] = {FAKE_CAP, FAKE_VOCAB, FAKE_VOCAB + 1};
+    static const uint32_t told[SAMPLES] = {0, FAKE_VOCAB, 0};
+    const proto_attempt attempt = start(1);
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        const proto_message chunk = {.kind = PROTO_CHUNK,
+                                     .chunk = {.attempt = attempt,
+                                               .sample = i,
+                                               .finish = PROTO_FINISH_ERROR,
+                                               .status = BT_ERR_REQUEST_OVERFLOW,
+                                               .cap_needed = said[i]}};
+        fake_say(n, decode.streams, &chunk);
+        const dispatch_end *end = end_of(1, i);
+        assert_int_equal(end->cap_needed, told[i]);
+        assert_int_equal(end->http_status, 400);
+        assert_int_equal(strstr(end->text, " Required: 1000.") != NULL, told[i] != 0);
+        assert_int_equal(strstr(end->text, " Required: ") != NULL, told[i] != 0);
+    }
+    const dispatch_end *end = fake_end_of(n, 1, true);
+    assert_int_equal(end->status, BT_ERR_REQUEST_OVERFLOW);
+    assert_int_equal(end->cap_needed, FAKE_VOCAB);
+    assert_non_null(strstr(end->text, " Required: 1000."));
+    assert_at_rest();
 }
 
 /* ---- retries --------------------------------------------------------------------------------- */
@@ -636,7 +663,8 @@ int main(void) {
         TEST(a_sample_that_fails_by_itself_fails_alone),
         TEST(when_all_fail_the_worst_is_told),
         TEST(an_overflow_at_prefill_ends_every_sample),
-        TEST(retractions_and_caps_are_told),
+        TEST(retractions_are_told),
+        TEST(caps_are_told),
         TEST(before_any_row_all_is_tried_again),
         TEST(one_samples_word_for_a_broken_pair_is_enough),
         TEST(after_a_row_of_one_all_end_honestly),

@@ -23,10 +23,10 @@ static const row_expectation expect = {
     .cap = CAP, .mask_mode = ROW_MASK_SUPPORT, .has_logprob = 1, .vocab_size = 100};
 
 static size_t make_stream(void) {
-    static const int32_t ids[CAP] = {9, 8, 7, 6, 5};
     static const float logprobs[CAP] = {-0.5f, -1.0f, -2.0f, -3.0f, -4.0f};
     size_t used = 0;
     for (uint32_t i = 0; i < ROWS; i++) {
+        const int32_t ids[CAP] = {(int32_t)i, 98, 97, 96, 95};
         const token_row row = {.token = (int32_t)i,
                                .mask_mode = ROW_MASK_SUPPORT,
                                .has_logprob = 1,
@@ -188,7 +188,7 @@ static void memory_is_bounded(void **state) {
     enum { WIDE = 40000 };
     static uint8_t record[ROW_RECORD_HEADER_BYTES + 8 * WIDE];
     static int32_t ids[WIDE];
-    static float logprobs[WIDE];
+    static float logprobs[WIDE]; /* an id and a log-probability of 0 all along */
     const row_expectation wide = {.cap = WIDE, .mask_mode = ROW_MASK_SUPPORT};
     const token_row row = {.mask_mode = ROW_MASK_SUPPORT,
                            .support_count = WIDE,

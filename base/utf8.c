@@ -60,6 +60,14 @@ bool bt_utf8_is_valid(const char *text, size_t bytes) {
     return bt_utf8_valid_prefix(text, bytes) == bytes;
 }
 
+size_t bt_utf8_count(const char *text, size_t bytes) {
+    size_t count = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        count += ((uint8_t)text[i] & 0xc0) != 0x80;
+    }
+    return count;
+}
+
 uint32_t bt_utf8_decode(const char *text, uint32_t *code_point_out) {
     const uint8_t *b = (const uint8_t *)text;
     const uint32_t bytes = bt_utf8_sequence_bytes(b[0]);

@@ -25,6 +25,8 @@ size_t bt_utf8_valid_prefix(const char *text, size_t bytes);
 bool bt_utf8_is_valid(const char *text, size_t bytes);
 /* Bytes of the longest prefix that is ASCII. */
 size_t bt_utf8_ascii_prefix(const char *text, size_t bytes);
+/* Characters that begin in text [bytes], which is a part of UTF-8. */
+size_t bt_utf8_count(const char *text, size_t bytes);
 /* Reads one code point of valid UTF-8; `text` must hold the whole sequence. Returns its bytes. */
 uint32_t bt_utf8_decode(const char *text, uint32_t *code_point_out);
 /* Writes the code point (not a surrogate, at most U+10FFFF) and returns its bytes, 1 to 4. */

@@ -6,7 +6,7 @@
  * received as credit, at most one cancel of each sample and of each item, and none after the item's
  * end. Among several samples, of one item or of many, one failure is that sample's alone; only when
  * all have failed does the answer as a whole. What happens to a sample is in api_sample.c, how an
- * endpoint words its reply in api_generate.c and api_chat.c, the formatting of rows in
+ * endpoint words its reply in api_generate.c and api_openai.c, the formatting of rows in
  * reply_writer.c.
  *
  * A row costs the same in a call of one sample and of thousands: nothing here that a row comes by
@@ -288,8 +288,8 @@ static bool start_part(api_call *call) {
                              .text_to = s->generation.text.used,
                              .place = reply_store_begin(&s->store)};
     api_start_writer(call, next, &all);
-    if (call->request->kind == API_CHAT) {
-        api_chat_add(call, next);
+    if (call->request->kind != API_GENERATE) {
+        api_openai_add(call, next);
         return true;
     }
     const bool is_list = api_is_list(call);
@@ -343,7 +343,7 @@ static void start_whole(api_call *call) {
 /* ---- streams --------------------------------------------------------------------------------- */
 
 static bool is_delta_stream(const api_call *call) {
-    return call->request->kind == API_CHAT || call->options.settings->is_incremental;
+    return call->request->kind != API_GENERATE || call->options.settings->is_incremental;
 }
 
 /* With an interval k an event is due after tokens 1, k + 1, 2k + 1, ... */
@@ -357,7 +357,7 @@ static bool is_event_due(const api_call *call, uint32_t sample) {
     if (!is_item_ready(api_item_of(call, sample))) return false;
     if (api_sample_is_over(s)) return !s->is_said;
     /* The last token goes out together with the finish reason. But a chat begins with the role. */
-    bool is_begun = request->kind == API_GENERATE || s->chat_stage != API_CHAT_ROLE;
+    bool is_begun = request->kind != API_CHAT || s->stage != API_STAGE_BEGIN;
     if (is_begun && (s->generation.is_complete || generation_is_holding(&s->generation)))
         return false;
     return is_interval_due(s->sent.row_to, s->generation.count, request->stream_interval);
@@ -376,7 +376,7 @@ static bool start_event(api_call *call, uint32_t sample) {
         next.place = s->sent.place;
     }
     api_item_of(call, sample)->has_begun = true;
-    if (call->request->kind == API_CHAT) return api_chat_add_event(call, sample, &next);
+    if (call->request->kind != API_GENERATE) return api_openai_add_event(call, sample, &next);
     s->going = next;
     s->going.place = reply_store_end(&s->store);
     api_start_writer(call, sample, &next);
@@ -398,11 +398,11 @@ static bool start_next_event(api_call *call) {
         }
         sample_set_remove(&call->due, sample); /* until something happens to it */
     }
-    return call->request->kind == API_CHAT && api_chat_add_closing(call);
+    return call->request->kind != API_GENERATE && api_openai_add_closing(call);
 }
 
 static bool is_all_said(api_call *call) {
-    if (call->request->kind == API_CHAT) return call->is_closed;
+    if (call->request->kind != API_GENERATE) return call->is_closed;
     while (call->said_count < call->sample_count && call->samples[call->said_count].is_said)
         call->said_count++;
     return call->said_count == call->sample_count;

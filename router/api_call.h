@@ -80,13 +80,13 @@ typedef enum api_call_state {
     API_CALL_ANSWERED,
 } api_call_state;
 
-/* What a chat stream sends next of a sample. */
-typedef enum api_chat_stage {
-    API_CHAT_ROLE,
-    API_CHAT_DELTAS,
-    API_CHAT_FINISH, /* which waits until all samples are here */
-    API_CHAT_OVER,
-} api_chat_stage;
+/* What a stream of a chat or a completion sends next of a sample. */
+typedef enum api_stage {
+    API_STAGE_BEGIN,
+    API_STAGE_DELTAS,
+    API_STAGE_FINISH, /* which waits until all samples are here */
+    API_STAGE_OVER,
+} api_stage;
 
 typedef struct api_call_options {
     const api_settings *settings;
@@ -107,7 +107,7 @@ typedef struct api_sample {
     bool has_ended;    /* nothing more comes from the backend */
     bool wants_cancel; /* it was ended here: the backend is to be told */
     bool is_said;      /* its last event was begun */
-    api_chat_stage chat_stage;
+    api_stage stage;
     uint32_t retractions;
     uint64_t received_bytes, granted_bytes; /* of its row stream */
     reply_range sent;  /* row_to, text_to, place: up to where finished events went */
@@ -144,9 +144,14 @@ typedef struct api_call {
     reply_writer writer;
     uint32_t current; /* the sample in the writer */
     api_call_state state;
-    bool has_ended;    /* nothing more comes from the backend */
-    bool is_closed;    /* a chat stream: the last event was begun */
-    int64_t created_s; /* of chat objects */
+    bool has_ended; /* nothing more comes from the backend */
+    /* Of chats and completions. */
+    bool is_closed;        /* a stream: the last event was begun */
+    uint32_t finish_count; /* samples whose deltas are all begun, */
+    uint32_t told_count;   /* and their ends */
+    uint32_t closing;      /* of the samples before this one nothing is left to tell */
+    uint64_t tokens_told;  /* in all events that were begun */
+    int64_t created_s;
 } api_call;
 
 /* Moves *batch in. WORKER_MEMORY, and then *batch is left alone. */

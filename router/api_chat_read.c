@@ -1,90 +1,49 @@
-/* The body of /v1/chat/completions: OpenAI's fields and SGLang's extensions. Null is the same as
- * absent everywhere; fields that change nothing here (user, metadata, ...) are ignored. */
+/* The body of /v1/chat/completions: messages and what else only a chat has. The fields that it
+ * shares with completions are api_openai_read.c's. */
 #include <string.h>
 
 #include "base/mem.h"
 #include "router/api_request_internal.h"
-#include "router/api_words.h"
 #include "router/http_status.h"
 
-enum { MESSAGES_MAX = 4096, ROLE_BYTES_MAX = 32, TOP_LOGPROBS_MAX = 20 /* OpenAI's */ };
+enum { MESSAGES_MAX = 4096 };
 
 typedef enum chat_field {
     CHAT_MESSAGES,
     CHAT_INPUT_IDS,
-    CHAT_MODEL,
-    CHAT_MAX_TOKENS,
-    CHAT_STREAM,
-    CHAT_STREAM_OPTIONS,
+    CHAT_MAX_COMPLETION_TOKENS,
     CHAT_LOGPROBS,
     CHAT_TOP_LOGPROBS,
-    CHAT_RID,
-    CHAT_RETURN_META_INFO,
-    CHAT_RETURN_TOKEN_IDS,
-    CHAT_RETURN_PROMPT_TOKEN_IDS,
-    CHAT_RETURN_SAMPLING_MASK,
-    CHAT_SAMPLING_LOGPROBS_MODE,
-    CHAT_RESPONSE_FORMAT,
     CHAT_TOOLS,
     CHAT_TOOL_CHOICE,
     CHAT_CHAT_TEMPLATE_KWARGS,
     CHAT_MODALITIES,
     CHAT_CONTINUE_FINAL_MESSAGE,
-    CHAT_CACHE_SALT,
-    CHAT_EXTRA_KEY,
     CHAT_FIRST_REFUSED,
     CHAT_FUNCTIONS = CHAT_FIRST_REFUSED,
     CHAT_FUNCTION_CALL,
     CHAT_AUDIO,
     CHAT_PREDICTION,
-    CHAT_CUSTOM_LOGIT_PROCESSOR,
-    CHAT_LORA_PATH,
-    CHAT_RETURN_HIDDEN_STATES,
-    CHAT_RETURN_ROUTED_EXPERTS,
     CHAT_REASONING_EFFORT,
-    CHAT_STORE,
-    CHAT_BOOTSTRAP_HOST,
-    CHAT_BOOTSTRAP_PORT,
-    CHAT_BOOTSTRAP_ROOM,
     CHAT_FIELD_COUNT,
 } chat_field;
 
 static const char *const NAMES[CHAT_FIELD_COUNT] = {
     [CHAT_MESSAGES] = "messages",
     [CHAT_INPUT_IDS] = "input_ids",
-    [CHAT_MODEL] = "model",
-    [CHAT_MAX_TOKENS] = "max_tokens",
-    [CHAT_STREAM] = "stream",
-    [CHAT_STREAM_OPTIONS] = "stream_options",
+    [CHAT_MAX_COMPLETION_TOKENS] = "max_completion_tokens",
     [CHAT_LOGPROBS] = "logprobs",
     [CHAT_TOP_LOGPROBS] = "top_logprobs",
-    [CHAT_RID] = "rid",
-    [CHAT_RETURN_META_INFO] = "return_meta_info",
-    [CHAT_RETURN_TOKEN_IDS] = "return_token_ids",
-    [CHAT_RETURN_PROMPT_TOKEN_IDS] = "return_prompt_token_ids",
-    [CHAT_RETURN_SAMPLING_MASK] = "return_sampling_mask",
-    [CHAT_SAMPLING_LOGPROBS_MODE] = "sampling_logprobs_mode",
-    [CHAT_RESPONSE_FORMAT] = "response_format",
     [CHAT_TOOLS] = "tools",
     [CHAT_TOOL_CHOICE] = "tool_choice",
     [CHAT_CHAT_TEMPLATE_KWARGS] = "chat_template_kwargs",
     [CHAT_MODALITIES] = "modalities",
-    [CHAT_CACHE_SALT] = "cache_salt",
-    [CHAT_EXTRA_KEY] = "extra_key",
     [CHAT_FUNCTIONS] = "functions",
     [CHAT_FUNCTION_CALL] = "function_call",
     [CHAT_AUDIO] = "audio",
     [CHAT_PREDICTION] = "prediction",
     [CHAT_CONTINUE_FINAL_MESSAGE] = "continue_final_message",
-    [CHAT_CUSTOM_LOGIT_PROCESSOR] = "custom_logit_processor",
-    [CHAT_LORA_PATH] = "lora_path",
-    [CHAT_RETURN_HIDDEN_STATES] = "return_hidden_states",
-    [CHAT_RETURN_ROUTED_EXPERTS] = "return_routed_experts",
     [CHAT_REASONING_EFFORT] = "reasoning_effort",
-    [CHAT_STORE] = "store",
-    [CHAT_BOOTSTRAP_HOST] = "bootstrap_host",
-    [CHAT_BOOTSTRAP_PORT] = "bootstrap_port",
-    [CHAT_BOOTSTRAP_ROOM] = "bootstrap_room",
 };
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -236,43 +195,14 @@ static bool read_messages(api_reader *reader, const bt_json *value) {
 
 /* ---- the other fields ------------------------------------------------------------------------ */
 
-static void read_stream_options(api_fields *fields, api_request *request) {
-    static const char *const OPTION_NAMES[] = {"include_usage", "continuous_usage_stats"};
-    const bt_json *value = &fields->values[CHAT_STREAM_OPTIONS];
-    api_fields options;
-    if (!fields->is_given[CHAT_STREAM_OPTIONS]) return;
-    if (value->kind != BT_JSON_OBJECT) {
-        (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
-                       "stream_options must be an object, got %s.", bt_json_kind_name(value->kind));
-        return;
-    }
-    api_fields_collect(&options, value, OPTION_NAMES, 2, fields->failure, NULL, NULL);
-    api_get_bool(&options, 0, &request->includes_usage);
-    api_get_bool(&options, 1, &request->continuous_usage);
-}
-
-/* What needs more than the whole reply cannot be streamed; SGLang's sentence. */
-static void refuse_with_stream(api_fields *fields, chat_field field, bool is_on) {
-    const char *name = NAMES[field];
-    if (is_on)
-        (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
-                       "%s is not supported with streaming. Please set stream=false when using "
-                       "%s=true.",
-                       name, name);
-}
-
-static void read_returns(api_fields *fields, api_request *request) {
+static void read_logprobs(api_fields *fields, api_request *request) {
     int64_t top_logprobs = 0;
-    api_get_bool(fields, CHAT_STREAM, &request->streams);
-    api_get_bool(fields, CHAT_RETURN_META_INFO, &request->returns_meta);
-    api_get_bool(fields, CHAT_RETURN_TOKEN_IDS, &request->returns_token_ids);
-    api_get_bool(fields, CHAT_RETURN_PROMPT_TOKEN_IDS, &request->returns_prompt_ids);
     api_get_bool(fields, CHAT_LOGPROBS, &request->wants_logprob);
     api_get_int(fields, CHAT_TOP_LOGPROBS, &top_logprobs);
     request->generation.wants_logprob = request->wants_logprob;
-    if (top_logprobs < 0 || top_logprobs > TOP_LOGPROBS_MAX) {
+    if (top_logprobs < 0 || top_logprobs > API_TOP_LOGPROBS_MAX) {
         (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
-                       "top_logprobs must be in [0, %d], got %lld.", TOP_LOGPROBS_MAX,
+                       "top_logprobs must be in [0, %d], got %lld.", API_TOP_LOGPROBS_MAX,
                        (long long)top_logprobs);
     } else if (top_logprobs > 0 && !request->wants_logprob) {
         (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
@@ -280,10 +210,6 @@ static void read_returns(api_fields *fields, api_request *request) {
     } else {
         request->generation.top_logprobs = (uint32_t)top_logprobs;
     }
-    if (!request->streams) return;
-    refuse_with_stream(fields, CHAT_RETURN_META_INFO, request->returns_meta);
-    refuse_with_stream(fields, CHAT_RETURN_TOKEN_IDS, request->returns_token_ids);
-    refuse_with_stream(fields, CHAT_RETURN_PROMPT_TOKEN_IDS, request->returns_prompt_ids);
 }
 
 static void refuse_tools(api_fields *fields) {
@@ -293,19 +219,6 @@ static void refuse_tools(api_fields *fields) {
     if (is_off) return;
     api_refuse_unless_neutral(fields, CHAT_TOOLS, " yet");
     if (!is_auto) api_refuse_unless_neutral(fields, CHAT_TOOL_CHOICE, " yet");
-}
-
-/* {"type":"text"} is what comes out anyway. */
-static void refuse_response_format(api_fields *fields) {
-    static const char *const TYPE[] = {"type"};
-    const bt_json *value = &fields->values[CHAT_RESPONSE_FORMAT];
-    api_fields format;
-    if (!fields->is_given[CHAT_RESPONSE_FORMAT]) return;
-    if (value->kind == BT_JSON_OBJECT) {
-        api_fields_collect(&format, value, TYPE, 1, fields->failure, NULL, NULL);
-        if (format.is_given[0] && bt_json_string_equals(&format.values[0], "text")) return;
-    }
-    api_refuse_unless_neutral(fields, CHAT_RESPONSE_FORMAT, " yet, but for {\"type\":\"text\"}");
 }
 
 static void refuse_template_key(void *context, const bt_json *key) {
@@ -351,7 +264,6 @@ static void refuse_modalities(api_fields *fields) {
 
 static void refuse_others(api_fields *fields) {
     refuse_tools(fields);
-    refuse_response_format(fields);
     refuse_modalities(fields);
     for (size_t field = CHAT_FIRST_REFUSED; field < CHAT_FIELD_COUNT; field++) {
         if (field == CHAT_REASONING_EFFORT && bt_json_string_equals(&fields->values[field], "none"))
@@ -362,30 +274,22 @@ static void refuse_others(api_fields *fields) {
 
 /* max_tokens is the old name of max_completion_tokens. */
 static void read_length(api_fields *fields, api_fields *parameters) {
-    bool is_open = !parameters->is_given[SAMPLING_MAX_NEW_TOKENS];
+    const size_t max = SAMPLING_MAX_NEW_TOKENS;
     int64_t tokens = 1;
-    parameters->is_null[SAMPLING_MAX_NEW_TOKENS] = false;
-    api_get_int(parameters, SAMPLING_MAX_NEW_TOKENS, &tokens);
-    if (is_open && fields->is_given[CHAT_MAX_TOKENS]) {
-        api_get_int(fields, CHAT_MAX_TOKENS, &tokens);
-        parameters->values[SAMPLING_MAX_NEW_TOKENS] = fields->values[CHAT_MAX_TOKENS];
-        parameters->is_given[SAMPLING_MAX_NEW_TOKENS] = true;
+    api_get_int(fields, CHAT_MAX_COMPLETION_TOKENS, &tokens);
+    if (fields->is_given[CHAT_MAX_COMPLETION_TOKENS]) {
+        parameters->values[max] = fields->values[CHAT_MAX_COMPLETION_TOKENS];
+        parameters->is_given[max] = true;
     }
+    api_get_int(parameters, max, &tokens);
     if (tokens < 1)
         (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
                        "max_tokens must be at least 1, got %lld.", (long long)tokens);
 }
 
-static void read_model_name(const api_reader *reader, api_fields *fields) {
-    char *model = reader->request->model;
-    model[0] = 0;
-    api_get_string(fields, CHAT_MODEL, model, API_NAME_MAX);
-    if (model[0] == 0) memcpy(model, reader->settings->model_name, API_NAME_MAX);
-}
-
 static void read_prompt(api_reader *reader, const api_fields *fields) {
     if (fields->is_given[CHAT_INPUT_IDS]) {
-        (void)api_prompt_from_ids(reader, &fields->values[CHAT_INPUT_IDS]);
+        (void)api_prompt_from_ids(reader, NAMES[CHAT_INPUT_IDS], &fields->values[CHAT_INPUT_IDS]);
     } else if (fields->is_given[CHAT_MESSAGES]) {
         (void)read_messages(reader, &fields->values[CHAT_MESSAGES]);
     } else {
@@ -394,31 +298,20 @@ static void read_prompt(api_reader *reader, const api_fields *fields) {
 }
 
 static void read_item(api_reader *reader, const bt_json *root) {
-    api_request *request = reader->request;
-    api_fields fields, parameters;
+    api_fields fields;
+    openai_fields common;
     api_sampling sampling = {.is_open_ended = true};
     api_fields_collect(&fields, root, NAMES, CHAT_FIELD_COUNT, reader->failure, NULL, NULL);
-    api_fields_collect(&parameters, root, SAMPLING_CHAT_NAMES, SAMPLING_FIELD_COUNT,
-                       reader->failure, NULL, NULL);
-    read_model_name(reader, &fields);
-    read_returns(&fields, request);
-    read_stream_options(&fields, request);
+    api_openai_collect(reader, root, &common);
+    read_logprobs(&fields, reader->request);
     refuse_others(&fields);
     read_template_arguments(reader, &fields);
-    api_rid_read(&fields, CHAT_RID, request);
-    api_salt_read(&fields, CHAT_CACHE_SALT, CHAT_EXTRA_KEY, request);
-    request->generation.mask_mode =
-        api_mask_mode_read(&fields, CHAT_RETURN_SAMPLING_MASK, CHAT_SAMPLING_LOGPROBS_MODE);
-    read_length(&fields, &parameters);
-    api_sampling_read(&parameters, reader->model, request, &sampling);
-    if (request->generation.mask_mode != ROW_MASK_OFF)
-        api_sampling_admit_mask(reader->settings, &sampling, reader->failure);
-    /* Without meta_info there is nowhere to return masks, so nothing pays for them. */
-    if (!request->returns_meta) request->generation.mask_mode = ROW_MASK_OFF;
+    read_length(&fields, &common.parameters);
+    api_openai_read(reader, &common, &sampling);
     if (reader->failure->http_status != 0) return;
     read_prompt(reader, &fields);
     if (reader->failure->http_status != 0) return;
-    api_sampling_fit_context(reader->model, &sampling, request, reader->failure);
+    api_sampling_fit_context(reader->model, &sampling, reader->request, reader->failure);
 }
 
 void api_chat_read(api_reader *reader, const bt_json *root) {

@@ -36,13 +36,30 @@ void api_finish_add(const api_call *call, uint32_t sample, bt_text *out);
 /* /generate: the object of one sample over the writer's range. */
 void api_generate_add(api_call *call, uint32_t sample);
 
-/* Chat: the choice of a sample in a whole reply; with the first one what comes before the choices,
- * with the last one what comes after. */
-void api_chat_add(api_call *call, uint32_t sample);
+/* Chat and completions: the choice of a sample in a whole reply; with the first one what comes
+ * before the choices, with the last one what comes after. */
+void api_openai_add(api_call *call, uint32_t sample);
 /* The next event of a sample, over a range of what was not sent yet, if one is due. */
-bool api_chat_add_event(api_call *call, uint32_t sample, const reply_range *next);
+bool api_openai_add_event(api_call *call, uint32_t sample, const reply_range *next);
 /* The events behind all samples' deltas, one after the other; false: not yet, or no more. */
-bool api_chat_add_closing(api_call *call);
+bool api_openai_add_closing(api_call *call);
+
+typedef enum api_part_kind {
+    API_PART_WHOLE,
+    API_PART_ROLE, /* chat only */
+    API_PART_DELTA,
+    API_PART_FINISH, /* an end without text */
+} api_part_kind;
+
+/* What is told of a choice at once. */
+typedef struct api_part {
+    api_part_kind kind;
+    bool is_first; /* of this choice: with what is told once */
+} api_part;
+
+/* What the endpoints word differently: behind "index", up to "logprobs" and a comma. */
+void api_chat_add_part(api_call *call, const api_part *part);
+void api_completion_add_part(api_call *call, const api_part *part);
 
 /* ---- samples (api_sample.c) ------------------------------------------------------------------ */
 
@@ -58,6 +75,10 @@ void api_sample_fail(api_call *call, api_sample *s, bt_status status);
 void api_sample_abort(api_sample *s, int http_status, const char *text);
 static inline bool api_sample_is_over(const api_sample *s) {
     return s->finish.kind != API_FINISH_NONE;
+}
+/* What may be told of its end: in a stream nothing while there are deltas to come. */
+static inline api_finish_kind api_told_finish(const api_sample *s) {
+    return s->stage == API_STAGE_DELTAS ? API_FINISH_NONE : s->finish.kind;
 }
 /* It failed; an abort by its owner is no failure. */
 static inline bool api_sample_is_failed(const api_sample *s) {

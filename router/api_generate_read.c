@@ -181,7 +181,7 @@ static void read_prompt(api_reader *reader, const api_fields *fields, generate_f
     const bt_json *value = &fields->values[field];
     reader->names_item = true; /* prompts are the items' own */
     if (field == GENERATE_INPUT_IDS) {
-        (void)api_prompt_from_ids(reader, value);
+        (void)api_prompt_from_ids(reader, NAMES[field], value);
     } else if (value->kind != BT_JSON_STRING) {
         (void)api_fail(reader->failure, 400, API_ERROR_SCHEMA, "text must be a string, got %s.",
                        bt_json_kind_name(value->kind));

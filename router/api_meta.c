@@ -26,7 +26,7 @@ void api_finish_add(const api_call *call, uint32_t sample, bt_text *out) {
     const api_request *request = api_request_of(call, sample);
     const api_sample *s = &call->samples[sample];
     uint32_t index = s->generation.stop_index;
-    switch (s->finish.kind) {
+    switch (api_told_finish(s)) {
     case API_FINISH_NONE: bt_text_add_string(out, "null"); break;
     case API_FINISH_STOP_ID:
         bt_text_add_string(out, "{\"type\":\"stop\",\"matched\":");

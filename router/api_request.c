@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "router/api_echo.h"
 #include "router/api_request_internal.h"
 #include "router/api_words.h"
 #include "router/http_status.h"
@@ -17,6 +18,7 @@ static void request_fini(api_request *request) {
     token_list_fini(&request->biases);
     token_list_fini(&request->logprob_ids);
     token_list_fini(&request->logprob_order);
+    api_echo_fini(&request->echo);
     if (request->borrows_stops) return;
     stop_set_destroy(request->stops);
     for (uint32_t i = 0; i < request->stop_count; i++) {
@@ -83,14 +85,14 @@ bool api_prompt_from_text(api_reader *reader, const bt_json *value) {
     return true;
 }
 
-bool api_prompt_from_ids(api_reader *reader, const bt_json *value) {
+bool api_prompt_from_ids(api_reader *reader, const char *name, const bt_json *value) {
     token_list *prompt = &reader->request->prompt;
     uint32_t vocab = reader->model->vocab_size;
     bt_json_iter iter;
     bt_json item;
     if (value->kind != BT_JSON_ARRAY)
         return api_fail(reader->failure, 400, API_ERROR_SCHEMA,
-                        "input_ids must be a list of token ids, got %s.",
+                        "%s must be a list of token ids, got %s.", name,
                         bt_json_kind_name(value->kind));
     uint64_t count = 0;
     bt_json_iter_init(&iter, value);
@@ -98,7 +100,7 @@ bool api_prompt_from_ids(api_reader *reader, const bt_json *value) {
         int64_t id;
         if (!bt_json_get_int64(&item, false, &id) || id < 0 || id >= (int64_t)vocab)
             return api_fail(reader->failure, 400, API_ERROR_SCHEMA,
-                            "input_ids[%llu] must be a token id in [0, %lld], got %.*s.",
+                            "%s[%llu] must be a token id in [0, %lld], got %.*s.", name,
                             (unsigned long long)count, (long long)vocab - 1,
                             (int)(item.bytes < 40 ? item.bytes : 40), item.text);
         count++;
@@ -108,7 +110,7 @@ bool api_prompt_from_ids(api_reader *reader, const bt_json *value) {
             return api_prompt_fail(reader, BT_ERR_WORKER_MEMORY);
     }
     if (count == 0)
-        return api_fail(reader->failure, 400, API_ERROR_GENERATE, "input_ids cannot be empty.");
+        return api_fail(reader->failure, 400, API_ERROR_GENERATE, "%s cannot be empty.", name);
     if (count > reader->model->context_tokens) return fail_too_long(reader, count, false);
     return true;
 }
@@ -214,12 +216,14 @@ bool api_batch_read(api_kind kind, const char *body, size_t bytes, const api_set
                        "no prefill and decode worker has joined yet");
     } else if (kind == API_GENERATE) {
         api_generate_read(&reader, &root);
-    } else {
+    } else if (kind == API_CHAT) {
         api_chat_read(&reader, &root);
+    } else {
+        api_completion_read(&reader, &root);
     }
     if (failure_out->http_status == 0) check_samples(&reader);
     if (failure_out->http_status == 0) return true;
-    if (kind == API_CHAT) failure_out->shape = API_ERROR_OPENAI;
+    if (kind != API_GENERATE) failure_out->shape = API_ERROR_OPENAI;
     api_batch_fini(out);
     return false;
 }

@@ -1,4 +1,5 @@
-/* What a client asked for: the body of POST /generate or /v1/chat/completions, read, checked
+/* What a client asked for: the body of POST /generate, /v1/chat/completions or
+ * /v1/completions, read, checked
  * against the model, and tokenized. Pure but for the entropy of seeds and ids; runs on the
  * tokenizer threads.
  *
@@ -25,6 +26,7 @@ enum {
     API_NAME_MAX = 256,        /* bytes of a model name */
     API_RID_MAX = 256,         /* bytes of a request id */
     API_MAX_NEW_DEFAULT = 128, /* /generate without max_new_tokens */
+    API_TOP_LOGPROBS_MAX = 20, /* OpenAI's, of each token of chat and completions */
     API_TEXT_MAX = 1 << 30,    /* of any one growing text */
     API_INDEX_MAX = 11,    /* bytes of what tells an item's id from the others', "_" and a number */
     API_BATCH_SAMPLES = 8, /* --batch-max times so many samples in one batch */
@@ -33,6 +35,7 @@ enum {
 typedef enum api_kind {
     API_GENERATE,
     API_CHAT,
+    API_COMPLETION,
 } api_kind;
 
 /* Of the program; immutable. */
@@ -65,6 +68,14 @@ typedef struct api_failure {
     char text[PROTO_TEXT_MAX];
 } api_failure;
 
+/* The prompt as a completion repeats it (api_echo.h). */
+typedef struct api_echo {
+    char *text; /* [bytes], UTF-8 */
+    size_t bytes;
+    uint32_t characters;
+    uint32_t *starts; /* [prompt.count] characters before each token, with log-probabilities */
+} api_echo;
+
 typedef struct api_request {
     api_kind kind;
     token_list prompt;           /* ids [count]; behind them the other words of the attempt */
@@ -86,12 +97,14 @@ typedef struct api_request {
     bool keeps_stop; /* no_stop_trim */
     bool returns_prompt_ids;
     uint32_t stream_interval;
-    /* Chat only. */
+    /* Chat and completions. */
     char model[API_NAME_MAX]; /* echoed */
     bool returns_meta;
     bool returns_token_ids;
     bool includes_usage;
     bool continuous_usage;
+    bool echoes; /* completions only */
+    api_echo echo;
 } api_request;
 
 /* The items are alike in kind, streams and what is chat only. */

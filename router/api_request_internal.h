@@ -1,4 +1,4 @@
-/* Shared by api_request.c, api_generate_read.c and api_chat_read.c. */
+/* Shared by api_request.c and the readers of each endpoint (api_*_read.c). */
 #ifndef BT_ROUTER_API_REQUEST_INTERNAL_H
 #define BT_ROUTER_API_REQUEST_INTERNAL_H
 
@@ -23,6 +23,48 @@ typedef struct api_reader {
  * between begin and end. All return false, or do nothing, once there is a failure. */
 void api_generate_read(api_reader *reader, const bt_json *root);
 void api_chat_read(api_reader *reader, const bt_json *root);
+void api_completion_read(api_reader *reader, const bt_json *root);
+
+/* ---- what chat and completions have in common (api_openai_read.c) -----------------------------
+ */
+
+typedef enum openai_field {
+    OPENAI_MODEL,
+    OPENAI_STREAM,
+    OPENAI_STREAM_OPTIONS,
+    OPENAI_RID,
+    OPENAI_RETURN_META_INFO,
+    OPENAI_RETURN_TOKEN_IDS,
+    OPENAI_RETURN_PROMPT_TOKEN_IDS,
+    OPENAI_RETURN_SAMPLING_MASK,
+    OPENAI_SAMPLING_LOGPROBS_MODE,
+    OPENAI_RESPONSE_FORMAT,
+    OPENAI_CACHE_SALT,
+    OPENAI_EXTRA_KEY,
+    OPENAI_FIRST_REFUSED,
+    OPENAI_STORE = OPENAI_FIRST_REFUSED,
+    OPENAI_CUSTOM_LOGIT_PROCESSOR,
+    OPENAI_LORA_PATH,
+    OPENAI_SESSION_PARAMS,
+    OPENAI_RETURN_HIDDEN_STATES,
+    OPENAI_RETURN_ROUTED_EXPERTS,
+    OPENAI_BOOTSTRAP_HOST,
+    OPENAI_BOOTSTRAP_PORT,
+    OPENAI_BOOTSTRAP_ROOM,
+    OPENAI_FIELD_COUNT,
+} openai_field;
+
+typedef struct openai_fields {
+    api_fields own;
+    api_fields parameters; /* sampling_field's */
+} openai_fields;
+
+void api_openai_collect(api_reader *reader, const bt_json *root, openai_fields *out);
+/* Reads them all, masks and sampling parameters too; the default length in *sampling is the
+ * caller's. */
+void api_openai_read(api_reader *reader, openai_fields *fields, api_sampling *sampling);
+
+/* ---- ends of api_request.c ------------------------------------------------------------------- */
 
 bool api_items_create(api_reader *reader, uint64_t count);
 /* reader->request becomes the item, with its defaults. */
@@ -33,7 +75,7 @@ bool api_item_end(api_reader *reader);
 
 /* Fill request->prompt. false: reader->failure says why. */
 bool api_prompt_from_text(api_reader *reader, const bt_json *value);
-bool api_prompt_from_ids(api_reader *reader, const bt_json *value);
+bool api_prompt_from_ids(api_reader *reader, const char *name, const bt_json *value);
 /* No token is shorter than a byte: a text that can never fit is refused before it is tokenized. */
 bool api_prompt_is_short_enough(const api_reader *reader, size_t bytes);
 /* tokens_max for the tokenizer. */

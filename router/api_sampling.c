@@ -1,4 +1,4 @@
-/* Sampling parameters of both endpoints, under two lists of names. Every field is checked here,
+/* Sampling parameters of all endpoints, under two lists of names. Every field is checked here,
  * also those that are not built (grammars): they may only have the value that changes nothing, and
  * are refused by name otherwise. A request that passed holds a generation that the workers take as
  * it is (float range, seed, stop ids without repeats); the length is open until the prompt is
@@ -48,8 +48,8 @@ const char *const SAMPLING_NAMES[SAMPLING_FIELD_COUNT] = {
     [SAMPLING_FILTER] = "sampling_filter",
 };
 
-const char *const SAMPLING_CHAT_NAMES[SAMPLING_FIELD_COUNT] = {
-    [SAMPLING_MAX_NEW_TOKENS] = "max_completion_tokens",
+const char *const SAMPLING_OPENAI_NAMES[SAMPLING_FIELD_COUNT] = {
+    [SAMPLING_MAX_NEW_TOKENS] = "max_tokens",
     [SAMPLING_MIN_NEW_TOKENS] = "min_tokens",
     [SAMPLING_TEMPERATURE] = "temperature",
     [SAMPLING_TOP_P] = "top_p",

@@ -1,5 +1,5 @@
-/* Sampling parameters, as the native `sampling_params` object and as chat's top-level fields name
- * them. */
+/* Sampling parameters, as the native `sampling_params` object and as the top-level fields of chat
+ * and completions name them. */
 #ifndef BT_ROUTER_API_SAMPLING_H
 #define BT_ROUTER_API_SAMPLING_H
 
@@ -35,9 +35,9 @@ typedef enum sampling_field {
     SAMPLING_FIELD_COUNT,
 } sampling_field;
 
-/* Their names in sampling_params, and at the top of a chat request. */
+/* Their names in sampling_params, and at the top of requests in OpenAI's form. */
 extern const char *const SAMPLING_NAMES[SAMPLING_FIELD_COUNT];
-extern const char *const SAMPLING_CHAT_NAMES[SAMPLING_FIELD_COUNT];
+extern const char *const SAMPLING_OPENAI_NAMES[SAMPLING_FIELD_COUNT];
 
 /* What the fields say before the prompt's length is known. */
 typedef struct api_sampling {

@@ -51,12 +51,12 @@ static bool read_bias(api_fields *fields, const char *name, const api_model *mod
         return api_fail(fields->failure, 400, API_ERROR_SCHEMA,
                         "%s of token %lld must be a number, got %s.", name, (long long)id,
                         bt_json_kind_name(value->kind));
-    bool is_chat = request->kind == API_CHAT;
-    bool is_good = is_chat ? fabs(number) <= OPENAI_BIAS_MAX : isfinite((float)number);
+    bool is_openai = request->kind != API_GENERATE;
+    bool is_good = is_openai ? fabs(number) <= OPENAI_BIAS_MAX : isfinite((float)number);
     if (!is_good)
         return api_fail(fields->failure, 400, API_ERROR_GENERATE,
                         "%s of token %lld must be %s, got %.*s.", name, (long long)id,
-                        is_chat ? "in [-100, 100]" : "a finite 32-bit number",
+                        is_openai ? "in [-100, 100]" : "a finite 32-bit number",
                         (int)(value->bytes < 40 ? value->bytes : 40), value->text);
     out->id = (int32_t)id;
     out->value = (float)number;

@@ -8,8 +8,8 @@
 
 enum { API_SALT_MAX = 1024 /* bytes of cache_salt, and of extra_key */ };
 
-/* {"id": bias, ...}: fills request->biases, by ascending id, the last of a repeated id. Biases of a
- * chat are OpenAI's, -100 to 100; of /generate any that a float holds. */
+/* {"id": bias, ...}: fills request->biases, by ascending id, the last of a repeated id. Biases of
+ * chat and completions are OpenAI's, -100 to 100; of /generate any that a float holds. */
 void api_bias_read(api_fields *fields, size_t field, const api_model *model, api_request *request);
 /* A list of ids: fills request->logprob_ids, which has each once, and request->logprob_order. */
 void api_logprob_ids_read(api_fields *fields, size_t field, const api_model *model,

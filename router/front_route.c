@@ -66,7 +66,8 @@ static void answer_health(front_thread *thread, http_exchange *exchange) {
 
 static void answer_root(front_thread *thread, http_exchange *exchange) {
     bt_text_clear(&thread->scratch);
-    bt_text_add_string(&thread->scratch, "Baton router. POST /generate or /v1/chat/completions.\n");
+    bt_text_add_string(&thread->scratch,
+                       "Baton router. POST /generate, /v1/chat/completions or /v1/completions.\n");
     reply(exchange, 200, "text/plain", &thread->scratch, NULL);
 }
 
@@ -92,6 +93,7 @@ static void answer_info(front_thread *thread, http_exchange *exchange, api_route
     case API_ROUTE_NONE:
     case API_ROUTE_GENERATE:
     case API_ROUTE_CHAT:
+    case API_ROUTE_COMPLETION:
     case API_ROUTE_HEALTH:
     case API_ROUTE_LIVENESS:
     case API_ROUTE_ROOT: break;
@@ -125,6 +127,7 @@ static void answer_now(front_thread *thread, http_exchange *exchange, const http
     case API_ROUTE_NONE:
     case API_ROUTE_GENERATE:
     case API_ROUTE_CHAT:
+    case API_ROUTE_COMPLETION:
     case API_ROUTE_MODELS:
     case API_ROUTE_MODEL:
     case API_ROUTE_SERVER_INFO:
@@ -133,14 +136,22 @@ static void answer_now(front_thread *thread, http_exchange *exchange, const http
     }
 }
 
+/* true: a request to generate. */
+static bool kind_of(api_route route, api_kind *kind_out) {
+    if (route == API_ROUTE_GENERATE) *kind_out = API_GENERATE;
+    if (route == API_ROUTE_CHAT) *kind_out = API_CHAT;
+    if (route == API_ROUTE_COMPLETION) *kind_out = API_COMPLETION;
+    return route == API_ROUTE_GENERATE || route == API_ROUTE_CHAT || route == API_ROUTE_COMPLETION;
+}
+
 void front_on_request(void *context, http_exchange *exchange, const http_request *request,
                       char *body, size_t body_bytes) {
     front_thread *thread = context;
     const char *allow, *rest;
     api_route route = api_route_find(request->method, request->path, &allow, &rest);
     bool is_for_reading = allow == NULL && request->method != HTTP_METHOD_OPTIONS;
-    if (is_for_reading && (route == API_ROUTE_GENERATE || route == API_ROUTE_CHAT)) {
-        api_kind kind = route == API_ROUTE_GENERATE ? API_GENERATE : API_CHAT;
+    api_kind kind;
+    if (is_for_reading && kind_of(route, &kind)) {
         front_generate(thread, exchange, kind, body, body_bytes);
         return;
     }

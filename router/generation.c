@@ -9,6 +9,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 
 void generation_init(generation *g, const api_request *request, const tokenizer *t) {
     memset(g, 0, sizeof(*g));
@@ -22,12 +23,19 @@ void generation_init(generation *g, const api_request *request, const tokenizer 
 void generation_fini(generation *g) {
     bt_text_fini(&g->text);
     bt_free(g->ids);
+    bt_free(g->text_starts);
     g->ids = NULL;
+    g->text_starts = NULL;
+}
+
+static bool has_text_starts(const generation *g) {
+    return g->request->kind == API_COMPLETION && g->request->wants_logprob;
 }
 
 static void on_visible(void *context, const char *text, size_t bytes) {
     generation *g = context;
     bt_text_add(&g->text, text, bytes);
+    if (has_text_starts(g)) g->text_characters += (uint32_t)bt_utf8_count(text, bytes);
 }
 
 /* The last token that was allowed: the length is the reason, whatever its text completes. */
@@ -37,6 +45,7 @@ static bool is_at_limit(const generation *g) {
 
 static void on_text(void *context, const char *text, size_t bytes) {
     generation *g = context;
+    if (has_text_starts(g)) g->decoded_characters += (uint32_t)bt_utf8_count(text, bytes);
     if (is_at_limit(g)) {
         stop_matcher_finish(&g->matcher, on_visible, g);
         on_visible(g, text, bytes);
@@ -47,14 +56,24 @@ static void on_text(void *context, const char *text, size_t bytes) {
     g->stop_index = g->matcher.match_index;
 }
 
-static bt_status add_id(generation *g, int32_t token) {
-    if (g->count == g->capacity) {
-        uint32_t grown = g->capacity > 0 ? g->capacity * 2 : 32;
-        int32_t *ids = bt_realloc(g->ids, (size_t)grown * sizeof(*ids));
-        if (ids == NULL) return BT_ERR_WORKER_MEMORY;
-        g->ids = ids;
-        g->capacity = grown;
+static bt_status grow(generation *g) {
+    uint32_t grown = g->capacity > 0 ? g->capacity * 2 : 32;
+    if (has_text_starts(g)) {
+        uint32_t *starts = bt_realloc(g->text_starts, (size_t)grown * sizeof(*starts));
+        if (starts == NULL) return BT_ERR_WORKER_MEMORY;
+        g->text_starts = starts;
     }
+    int32_t *ids = bt_realloc(g->ids, (size_t)grown * sizeof(*ids));
+    if (ids == NULL) return BT_ERR_WORKER_MEMORY;
+    g->ids = ids;
+    g->capacity = grown;
+    return BT_OK;
+}
+
+static bt_status add_id(generation *g, int32_t token) {
+    bt_status status = g->count == g->capacity ? grow(g) : BT_OK;
+    if (status != BT_OK) return status;
+    if (g->text_starts != NULL) g->text_starts[g->count] = g->decoded_characters;
     g->ids[g->count++] = token;
     return BT_OK;
 }
@@ -106,6 +125,12 @@ bt_status generation_finish(generation *g) {
     detokenizer_finish(&g->detokenizer, on_text, g);
     stop_matcher_finish(&g->matcher, on_visible, g);
     return g->text.has_failed ? BT_ERR_WORKER_MEMORY : BT_OK;
+}
+
+/* Of text that a stop string cut off later nothing is left to begin in. */
+uint32_t generation_text_start(const generation *g, uint32_t index) {
+    const uint32_t start = g->text_starts[index];
+    return start < g->text_characters ? start : g->text_characters;
 }
 
 bool generation_is_holding(const generation *g) {

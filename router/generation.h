@@ -17,6 +17,9 @@ typedef struct generation {
     bt_text text;
     int32_t *ids; /* [count] */
     uint32_t count, capacity;
+    uint32_t *text_starts; /* [count] characters decoded before each token; of completions with
+                            * log-probabilities, else NULL */
+    uint32_t decoded_characters, text_characters; /* with text_starts */
     bool is_stopped;  /* a stop string matched; later tokens are dropped */
     bool is_finished; /* the tail of the text is out */
     bool is_complete; /* the last token ends the reply; the end is on its way */
@@ -29,6 +32,8 @@ void generation_fini(generation *g);
 BT_MUST_CHECK bt_status generation_push(generation *g, int32_t token);
 /* No more tokens: gives out what was held back. */
 BT_MUST_CHECK bt_status generation_finish(generation *g);
+/* Characters of the text before a token, with text_starts. */
+uint32_t generation_text_start(const generation *g, uint32_t index);
 /* The end of the text could still become a stop string. */
 bool generation_is_holding(const generation *g);
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "proto/row_stream.h"
+#include "router/reply_writer_internal.h"
 
 enum { TEXT_PORTION = 16 * 1024, LITERALS_MAX = 1 << 20 };
 
@@ -37,8 +37,13 @@ void reply_writer_start(reply_writer *writer, const generation *g, reply_store *
     writer->prompt = prompt;
     writer->range = *range;
     writer->piece_count = 0;
+    writer->is_echoed = false;
     writer->piece = 0;
     writer->position = 0;
+}
+
+void reply_writer_echo(reply_writer *writer) {
+    writer->is_echoed = true;
 }
 
 /* Ends the literal piece that is open. */
@@ -68,7 +73,7 @@ bool reply_writer_is_done(const reply_writer *writer) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static void add_logprob(bt_text *out, float value) {
+void reply_add_logprob(bt_text *out, float value) {
     bt_json_add_float(out, isinf(value) ? LOGPROB_LOWEST : value);
 }
 
@@ -104,7 +109,7 @@ static void add_token(const reply_writer *writer, bt_text *out, int32_t id) {
 
 static void add_logprob_entry(const reply_writer *writer, bt_text *out, float logprob, int32_t id) {
     bt_text_add(out, "[", 1);
-    add_logprob(out, logprob);
+    reply_add_logprob(out, logprob);
     add_token(writer, out, id);
 }
 
@@ -144,7 +149,7 @@ static void add_chat_token(const reply_writer *writer, bt_text *out, int32_t id,
         bt_json_add_int(out, (unsigned char)bytes[i]);
     }
     bt_text_add_string(out, "],\"logprob\":");
-    add_logprob(out, logprob);
+    reply_add_logprob(out, logprob);
 }
 
 static void add_chat_logprob_row(const reply_writer *writer, bt_text *out, const token_row *row) {
@@ -180,15 +185,19 @@ static void add_mask_logprob_row(bt_text *out, const token_row *row) {
     bt_text_add(out, "]", 1);
 }
 
-/* The row at writer->place. */
-static bt_status add_stored_row(reply_writer *writer, bt_text *out, reply_piece_kind kind) {
+bt_status reply_next_row(reply_writer *writer, token_row *row_out) {
     const uint8_t *record;
     size_t bytes, used;
-    token_row row;
     bt_status status = reply_store_next(writer->store, &writer->place, &record, &bytes);
     if (status != BT_OK) return status;
-    status = row_record_decode(record, bytes, writer->mask_max_tokens, &row, &used);
-    if (status != BT_OK || used != bytes) return BT_ERR_WORKER_INTERNAL;
+    status = row_record_decode(record, bytes, writer->mask_max_tokens, row_out, &used);
+    return status != BT_OK || used != bytes ? BT_ERR_WORKER_INTERNAL : BT_OK;
+}
+
+static bt_status add_stored_row(reply_writer *writer, bt_text *out, reply_piece_kind kind) {
+    token_row row;
+    bt_status status = reply_next_row(writer, &row);
+    if (status != BT_OK) return status;
     switch (kind) {
     case REPLY_LOGPROBS: add_logprob_entry(writer, out, row.token_logprob, row.token); break;
     case REPLY_TOP_LOGPROBS: add_top_list(writer, out, row.top, row.top_count); break;
@@ -202,7 +211,11 @@ static bt_status add_stored_row(reply_writer *writer, bt_text *out, reply_piece_
     case REPLY_PROMPT_IDS:
     case REPLY_INPUT_LOGPROBS:
     case REPLY_INPUT_TOP_LOGPROBS:
-    case REPLY_INPUT_ID_LOGPROBS: BT_ASSERT(false);
+    case REPLY_INPUT_ID_LOGPROBS:
+    case REPLY_TEXT_OFFSETS:
+    case REPLY_TOKEN_LOGPROBS:
+    case REPLY_TOKENS:
+    case REPLY_TOKEN_TOPS: BT_ASSERT(false);
     }
     return BT_OK;
 }
@@ -247,13 +260,17 @@ static bt_status write_prompt(reply_writer *writer, bt_text *out, reply_piece_ki
 
 /* Each returns true when its piece is complete. */
 static bool write_text(reply_writer *writer, bt_text *out) {
-    const char *text = writer->generation->text.bytes;
-    size_t total = writer->range.text_to - writer->range.text_from;
-    size_t left = total - writer->position;
-    size_t portion = left < TEXT_PORTION ? left : TEXT_PORTION;
+    const reply_range *range = &writer->range;
+    const api_echo *echo = &writer->request->echo;
+    const size_t echoed = writer->is_echoed ? echo->bytes : 0;
+    const size_t total = echoed + range->text_to - range->text_from;
+    const bool is_of_echo = writer->position < echoed;
+    const size_t left = (is_of_echo ? echoed : total) - writer->position;
+    const size_t portion = left < TEXT_PORTION ? left : TEXT_PORTION;
+    const char *text = is_of_echo ? echo->text : writer->generation->text.bytes;
+    const size_t at = is_of_echo ? writer->position : range->text_from + writer->position - echoed;
     if (writer->position == 0) bt_text_add(out, "\"", 1);
-    if (portion > 0)
-        bt_json_add_escaped(out, text + writer->range.text_from + writer->position, portion);
+    if (portion > 0) bt_json_add_escaped(out, text + at, portion);
     writer->position += portion;
     if (writer->position < total) return false;
     bt_text_add(out, "\"", 1);
@@ -326,6 +343,10 @@ static bt_status write_piece(reply_writer *writer, bt_text *out, bool *is_comple
     case REPLY_CHAT_LOGPROBS:
     case REPLY_MASK:
     case REPLY_MASK_LOGPROBS: return write_rows(writer, out, piece->kind, is_complete_out);
+    case REPLY_TEXT_OFFSETS:
+    case REPLY_TOKEN_LOGPROBS:
+    case REPLY_TOKENS:
+    case REPLY_TOKEN_TOPS: return reply_completion_write(writer, out, piece->kind, is_complete_out);
     }
     return BT_ERR_WORKER_INTERNAL;
 }

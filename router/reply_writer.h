@@ -11,11 +11,11 @@
 #include "router/prompt_logprobs.h"
 #include "router/reply_store.h"
 
-enum { REPLY_PIECES_MAX = 32 };
+enum { REPLY_PIECES_MAX = 64 };
 
 typedef enum reply_piece_kind {
     REPLY_LITERAL,
-    REPLY_TEXT,          /* a JSON string */
+    REPLY_TEXT,          /* a JSON string; behind the prompt's text when that is echoed */
     REPLY_IDS,           /* [id, ...] */
     REPLY_PROMPT_IDS,    /* [id, ...] of the whole prompt */
     REPLY_LOGPROBS,      /* [[logprob, id, null or text], ...] */
@@ -29,6 +29,11 @@ typedef enum reply_piece_kind {
     REPLY_INPUT_LOGPROBS,
     REPLY_INPUT_TOP_LOGPROBS,
     REPLY_INPUT_ID_LOGPROBS,
+    /* Of a completion (reply_completion.c): of the prompt's positions too when it is echoed. */
+    REPLY_TEXT_OFFSETS,   /* [characters before the token, ...] */
+    REPLY_TOKEN_LOGPROBS, /* [x, ...] */
+    REPLY_TOKENS,         /* ["text", ...] */
+    REPLY_TOKEN_TOPS,     /* [{"text":x, ...}, ...] */
 } reply_piece_kind;
 
 typedef struct reply_piece {
@@ -54,6 +59,7 @@ typedef struct reply_writer {
     reply_piece pieces[REPLY_PIECES_MAX];
     uint32_t piece_count;
     reply_range range;
+    bool is_echoed;    /* the prompt comes before the range */
     uint32_t piece;    /* being written */
     size_t position;   /* in it */
     reply_place place; /* of row `position`, or entry of the prompt */
@@ -64,6 +70,8 @@ void reply_writer_fini(reply_writer *writer);
 /* Begins another text over `range` of a sample; nothing may be left of the one before. */
 void reply_writer_start(reply_writer *writer, const generation *g, reply_store *store,
                         prompt_logprobs *prompt, const reply_range *range);
+/* This text has the prompt's before its own, and its tokens in the lists of a completion. */
+void reply_writer_echo(reply_writer *writer);
 /* Where the caller appends literal text; valid until the next call. */
 bt_text *reply_writer_literal(reply_writer *writer);
 void reply_writer_add(reply_writer *writer, reply_piece_kind kind);

@@ -1,5 +1,5 @@
-/* Any bytes as the body of /generate (first byte even) or of a chat (odd): a request that keeps
- * every promise made to the workers, or a failure with a sentence. */
+/* Any bytes as the body of /generate, of a chat or of a completion, by the first byte: a request
+ * that keeps every promise made to the workers, or a failure with a sentence. */
 #include "tests/fuzz/fuzz.h"
 
 #include <math.h>
@@ -55,7 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     api_batch batch;
     api_failure failure;
     if (bytes == 0 || bytes > INPUT_MAX) return 0;
-    const api_kind kind = data[0] % 2 == 0 ? API_GENERATE : API_CHAT;
+    const api_kind kind = (api_kind)(data[0] % 3);
     const char *body = (const char *)data + 1;
     if (api_batch_read(kind, body, bytes - 1, &settings, &model, &batch, &failure)) {
         BT_ASSERT(batch.count > 0 && batch.count <= 8 && (batch.is_list || batch.count == 1));

@@ -330,11 +330,6 @@ def chat_plain_and_streamed():
                            {**body, "return_sampling_mask": True, "return_meta_info": True,
                             "sampling_logprobs_mode": "support", "return_token_ids": True}).json
     check_rows(mask["choices"][0]["meta_info"], mask["choices"][0]["response_token_ids"], "support")
-    refused = cluster.request("POST", "/v1/chat/completions",
-                              {**body, "stream": True, "return_meta_info": True})
-    equal(refused.status, 400)
-    equal(refused.json["message"], "return_meta_info is not supported with streaming. Please set "
-                                   "stream=false when using return_meta_info=true.")
 
 
 @case

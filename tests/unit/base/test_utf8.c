@@ -33,6 +33,8 @@ static void every_code_point_survives(void **state) {
         assert_int_equal(bt_utf8_next(text, bytes), bytes);
         assert_int_equal(bt_utf8_decode(text, &back), bytes);
         assert_int_equal(back, code_point);
+        assert_int_equal(bt_utf8_count(text, bytes), 1);
+        assert_int_equal(bt_utf8_count(text + 1, bytes - 1), 0);
         for (uint32_t cut = 0; cut < bytes; cut++)
             assert_int_equal(bt_utf8_next(text, cut), 0);
     }

@@ -33,6 +33,8 @@ static void test_routes(void **state) {
         {HTTP_METHOD_OPTIONS, "/generate", API_ROUTE_GENERATE, NULL},
         {HTTP_METHOD_OTHER, "/health", API_ROUTE_HEALTH, "GET, HEAD, OPTIONS"},
         {HTTP_METHOD_PUT, "/v1/chat/completions", API_ROUTE_CHAT, "POST, OPTIONS"},
+        {HTTP_METHOD_POST, "/v1/completions", API_ROUTE_COMPLETION, NULL},
+        {HTTP_METHOD_GET, "/v1/completions", API_ROUTE_COMPLETION, "POST, OPTIONS"},
         {HTTP_METHOD_HEAD, "/health_generate", API_ROUTE_HEALTH, NULL},
         {HTTP_METHOD_GET, "/readiness", API_ROUTE_HEALTH, NULL},
         {HTTP_METHOD_GET, "/liveness", API_ROUTE_LIVENESS, NULL},

@@ -252,7 +252,7 @@ static const refusal CHAT[] = {
     {"{" USER ",\"temperature\":-1}", "temperature must be a non-negative finite number, got -1."},
     {"{" USER ",\"n\":129}", "n must be in [1, 128], got 129."},
     {"{" USER ",\"min_tokens\":6,\"max_tokens\":5}",
-     "min_tokens must be in [0, max_completion_tokens=5], got 6."},
+     "min_tokens must be in [0, max_tokens=5], got 6."},
     {"{" USER ",\"logit_bias\":{\"5\":100.5}}",
      "logit_bias of token 5 must be in [-100, 100], got 100.5."},
     {"{" USER ",\"logit_bias\":{\"5\":-101}}",
@@ -281,12 +281,6 @@ static const refusal CHAT[] = {
     {"{" USER ",\"reasoning_effort\":\"high\"}", "reasoning_effort is not supported yet."},
     {"{" USER ",\"prediction\":{\"type\":\"content\"}}", "prediction is not supported yet."},
     {"{" USER ",\"stream_options\":5}", "stream_options must be an object, got a number."},
-    {"{" USER ",\"stream\":true,\"return_meta_info\":true}",
-     "return_meta_info is not supported with streaming. Please set stream=false when using "
-     "return_meta_info=true."},
-    {"{" USER ",\"stream\":true,\"return_token_ids\":true}",
-     "return_token_ids is not supported with streaming. Please set stream=false when using "
-     "return_token_ids=true."},
     {"{" USER ",\"return_sampling_mask\":true,\"return_meta_info\":true}",
      "return_sampling_mask requires top_k=1 for greedy sampling"},
     {"{" USER ",\"model\":7}", "model must be a string, got a number."},

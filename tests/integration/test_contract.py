@@ -7,7 +7,10 @@ are ties, whatever the model thinks of them, and nothing else has any weight."""
 import http.client
 import json
 import math
+import pathlib
+import shutil
 import struct
+import tempfile
 
 from harness import (Cluster, case, check, check_rows, equal, in_threads, run_cases, tiny_model,
                      wait_until)
@@ -392,6 +395,55 @@ def overflow_in_a_stream(is_incremental):
         rows = [row for rows in told for row in rows] if is_incremental else told[-1]
         equal(rows, [list(range(100, 140))] * 5)
         check(all(e["meta_info"]["finish_reason"] is None for e in events[:-1]), "one end")
+
+
+def with_endless_logits(folder):
+    """A copy of the model in which the logit of one id is a huge number times some values of the last
+    hidden state: where they are large enough the logit is infinite, and there is nothing to draw from."""
+    copy = pathlib.Path(folder, "endless")
+    shutil.copytree(tiny_model("wide"), copy)
+    path = copy / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8 : 8 + size])["lm_head.weight"]
+    row = 2 * entry["shape"][1]
+    at = 8 + size + entry["data_offsets"][0] + 77 * row
+    data[at : at + row] = b"\x7f\x7f" * 3 + bytes(row - 6)  # 3.39e38, the largest bfloat16
+    path.write_bytes(data)
+    return copy
+
+
+def ends_without_a_capture(prompt, mode):
+    """What a stream of a prompt says before its capture fails, against the same request as a whole."""
+    message = "The sampling backend selected a token outside its captured sampling support."
+    error = (500, long_error(message, 500, "InternalServerError"))
+    streamed = ask(60, input_ids=prompt, mask=mode, stream=True)
+    whole = ask(60, input_ids=prompt, mask=mode)
+    equal((whole.status, whole.body), error, f"{prompt}")
+    if streamed.status == 500:
+        equal(streamed.body, error[1], f"{prompt}, at the first token")
+        return 0
+    last = streamed.events[-1]
+    equal(last["meta_info"]["finish_reason"], {"type": "abort", "message": message, "status_code": 500,
+                                               "err_type": "InternalServerError"})
+    check_rows(last["meta_info"], last["output_ids"], mode)
+    shorter = ask(len(last["output_ids"]), input_ids=prompt, mask=mode).json
+    for key in META_MASK:
+        equal(last["meta_info"][key], shorter["meta_info"][key], "the rows before it")
+    return len(last["output_ids"])
+
+
+@case
+def an_invalid_capture_is_a_500():
+    """At the first token it is the status; behind tokens the end of a stream, or the status of a reply."""
+    global cluster
+    outer = cluster
+    try:
+        with tempfile.TemporaryDirectory() as folder, Cluster(with_endless_logits(folder)) as cluster:
+            kept = [ends_without_a_capture([5, i, 9], ("selected", "support")[i % 2]) for i in range(24)]
+            check(min(kept) == 0 and max(kept) > 1, f"tokens before the end: {kept}")
+    finally:
+        cluster = outer
 
 
 @case

@@ -31,9 +31,9 @@ BASE = {"prefill": 1, "decode": 1, "ucx_tls": "tcp"}
 @functools.cache
 def facts():
     if IS_DEMO:
-        return workload.Facts(demo_model(), range(100, 40000), 2, [" and", "the", "."])
+        return workload.Facts(demo_model(), 49152, range(100, 40000), 2, [2], [" and", "the", "."])
     # Ids 0 to 255 are bytes, the last three of 2100 are special: see tiny_tokenizer.c.
-    return workload.Facts(tiny_model("wide"), range(2097), 2099, ["zzqq", "rrl", "elc"])
+    return workload.Facts(tiny_model("wide"), 2100, range(2097), 2099, [2099, 2097], ["zzqq", "rrl", "elc"])
 
 
 @functools.cache
@@ -71,6 +71,12 @@ def same_in(cluster, what, **how):
 def unless_few(function):
     """A case that does not run under a sanitizer."""
     return function if IS_FEW else case(function)
+
+
+def same_as_a_list(cluster, what, stream, is_incremental=False):
+    reply = workload.post(cluster, workload.list_of(requests(), stream))
+    forms = workload.forms_of_list(reply, len(requests()), stream, is_incremental, what)
+    workload.expect_identical(forms, base(), what)
 
 
 # ---- what holds in the base --------------------------------------------------------------------
@@ -194,7 +200,7 @@ def a_stop_ends_the_reply_and_has_its_row():
         stopped += 1
         check(not params.get("ignore_eos"), f"request {number} ignores stops")
         if isinstance(finish["matched"], int):
-            ends = {facts().eos, *params.get("stop_token_ids", [])}
+            ends = {*facts().ends, *params.get("stop_token_ids", [])}
             equal((ids[-1], ends & set(ids[:-1])), (finish["matched"], set()), f"request {number}")
             check(len(ids) > params.get("min_new_tokens", 0), f"request {number} stopped too early")
         else:
@@ -246,6 +252,9 @@ def twice_the_same_and_one_at_a_time():
         same_in(cluster, "nothing streams", asked=plain)
         every_50 = [workload.streaming(r, 50) for r in requests()]
         same_in(cluster, "everything streams, an event every 50 tokens", asked=every_50)
+        same_as_a_list(cluster, "a list of prompts", stream=False)
+        if not IS_FEW:
+            same_as_a_list(cluster, "a list of prompts, streamed", stream=True)
 
 
 @case
@@ -255,6 +264,7 @@ def incremental_streaming():
         for interval in (1, 50):
             asked = [workload.streaming(r, interval) for r in requests()]
             same_in(cluster, f"deltas every {interval} tokens", asked=asked, is_incremental=True)
+        same_as_a_list(cluster, "a list of prompts, deltas", stream=True, is_incremental=True)
 
 
 @case
@@ -328,12 +338,11 @@ def one_process():
     asked = [(n, r) for n, r in enumerate(requests()) if "stop" not in r["sampling_params"]]
     for number, request in asked:
         params = request["sampling_params"]
-        stops = [] if params.get("ignore_eos") else [facts().eos, facts().eos - 2,
-                                                     *params.get("stop_token_ids", [])]
+        stops = [] if params.get("ignore_eos") else [*facts().ends, *params.get("stop_token_ids", [])]
         words = {"name": number, "ids": ",".join(map(str, request["input_ids"])),
                  "max_new_tokens": params["max_new_tokens"], "seed": params["sampling_seed"],
                  "temperature": params.get("temperature", 1), "top_k": params["top_k"] if "top_k" in params
-                 else 0, "vocab_limit": 2100, "mask": MODES[number % 3], "logprob": 1,
+                 else 0, "vocab_limit": facts().text_ids, "mask": MODES[number % 3], "logprob": 1,
                  "filter": params.get("sampling_filter", "joint"), "stop": ",".join(map(str, stops)),
                  "bias": ",".join(f"{i}:{b}" for i, b in params.get("logit_bias", {}).items()),
                  **{k: params[k] for k in ("top_p", "min_p", "frequency_penalty", "presence_penalty",

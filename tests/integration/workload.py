@@ -28,10 +28,12 @@ def numbers(seed):
 
 
 class Facts:
-    """What the requests need to know of a model: ids that may be in a prompt, ids that end a reply."""
+    """What the requests need to know of a model: how many ids have text, which ones may be in a prompt,
+    which one is made likely to end a reply and which ones do (its own), strings that come in replies."""
 
-    def __init__(self, path, text_ids, eos, stop_strings):
-        self.path, self.text_ids, self.eos, self.stop_strings = path, text_ids, eos, stop_strings
+    def __init__(self, path, text_ids, prompt_ids, eos, ends, stop_strings):
+        self.path, self.text_ids, self.prompt_ids = path, text_ids, prompt_ids
+        self.eos, self.ends, self.stop_strings = eos, ends, stop_strings
 
 
 def settings_of(facts, tokens):
@@ -67,11 +69,11 @@ def settings_of(facts, tokens):
 def requests_of(facts, tokens=120):
     """The 54 bodies, as objects. Number 3 * s + m is setting s in mode m."""
     draw = numbers(54)
-    shared = [facts.text_ids[next(draw) % len(facts.text_ids)] for _ in range(64)]
+    shared = [facts.prompt_ids[next(draw) % len(facts.prompt_ids)] for _ in range(64)]
     requests = []
     for s, (length, interval, params) in enumerate(settings_of(facts, tokens)):
         prompt = shared[:length] if s % 3 == 0 else []
-        prompt = prompt + [facts.text_ids[next(draw) % len(facts.text_ids)]
+        prompt = prompt + [facts.prompt_ids[next(draw) % len(facts.prompt_ids)]
                            for _ in range(length - len(prompt))]
         params = {"max_new_tokens": tokens, "sampling_seed": next(draw) >> 1, **params}
         for m, mode in enumerate(MODES):
@@ -139,18 +141,20 @@ def join_events(events):
     return whole
 
 
-def normal_form(reply, request, is_incremental, what):
-    """The comparable part of a reply with status 200."""
-    equal(reply.status, 200, f"{what}: {reply.body[:300]!r}")
-    if request["stream"]:
-        texts = event_texts(reply.body, what)
-        whole = join_events([parse(t) for t in texts]) if is_incremental else parse(texts[-1])
-    else:
-        whole = parse(reply.body)
+def form_of(whole):
+    """The comparable part of a parsed reply."""
     meta = whole.pop("meta_info")
     form = {**whole, **{k: v for k, v in meta.items() if k not in VOLATILE}}
     form["keys"] = [*whole, "meta_info", *meta]
     return form
+
+
+def normal_form(reply, request, is_incremental, what):
+    equal(reply.status, 200, f"{what}: {reply.body[:300]!r}")
+    if not request["stream"]:
+        return form_of(parse(reply.body))
+    texts = event_texts(reply.body, what)
+    return form_of(join_events([parse(t) for t in texts]) if is_incremental else parse(texts[-1]))
 
 
 def where(one, other):
@@ -179,6 +183,28 @@ def expect_identical(forms, base, what):
     found = differences(forms, base)
     equal(len(forms), len(base), what)
     check(not found, f"{what}: {len(base) - len(found)} of {len(base)} identical; " + "; ".join(found[:4]))
+
+
+# ---- as one list -------------------------------------------------------------------------------
+
+def list_of(requests, stream):
+    """One request with a list of prompts: what differs between the items is given in lists."""
+    names = {key for request in requests for key in request} - {"stream"}
+    return {"stream": stream, **{key: [request.get(key) for request in requests] for key in names}}
+
+
+def forms_of_list(reply, count, stream, is_incremental, what):
+    equal(reply.status, 200, f"{what}: {reply.body[:300]!r}")
+    if not stream:
+        return [form_of(whole) for whole in parse(reply.body)]
+    events = [[] for _ in range(count)]
+    for text in event_texts(reply.body, what):
+        event = parse(text)
+        mine = events[event.pop("index")]
+        if not is_incremental:
+            mine.clear()
+        mine.append(event)
+    return [form_of(join_events(mine)) for mine in events]
 
 
 # ---- sending -----------------------------------------------------------------------------------

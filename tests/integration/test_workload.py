@@ -79,6 +79,15 @@ def same_as_a_list(cluster, what, stream, is_incremental=False):
     workload.expect_identical(forms, base(), what)
 
 
+def same_by_openai(cluster, path):
+    """Also where /generate streams everything in each event: these endpoints stream what is new."""
+    asked = [workload.as_openai(request, path) for request in requests()]
+    replies = workload.send_at_once(cluster, asked, path)
+    forms = [workload.form_of_openai(reply, request, f"{path}, request {number}")
+             for number, (reply, request) in enumerate(zip(replies, asked))]
+    workload.expect_identical(forms, base(), path)
+
+
 # ---- what holds in the base --------------------------------------------------------------------
 
 def triples():
@@ -268,6 +277,13 @@ def incremental_streaming():
 
 
 @case
+def by_the_other_endpoints():
+    with cluster_of() as cluster:
+        same_by_openai(cluster, workload.COMPLETIONS)
+        same_by_openai(cluster, workload.CHAT)
+
+
+@case
 def two_by_two():
     with cluster_of(prefill=2, decode=2) as cluster:
         same_in(cluster, "2x2")
@@ -322,7 +338,7 @@ def pages_of_16_and_no_prefix_cache():
 @unless_few
 def few_pages_and_few_sequences():
     """Requests wait, samples are retracted and computed again; a retraction is told in its own key."""
-    pages = [] if IS_DEMO else [("decode", "--kv-pages 60"), ("decode", "--sequences-max 12")]
+    pages = [] if IS_DEMO else [("decode", "--kv-pages 27")]
     with cluster_of(workers=pages) as cluster:
         forms = run_in(cluster, "few pages")
         told = [form.pop("num_retractions") for form in forms]

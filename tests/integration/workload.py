@@ -207,19 +207,54 @@ def forms_of_list(reply, count, stream, is_incremental, what):
     return [form_of(join_events(mine)) for mine in events]
 
 
+# ---- OpenAI's endpoints ------------------------------------------------------------------------
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def as_openai(request, path):
+    """The same request for chat or completions, which have SGLang's parameters at top level."""
+    names = {"max_new_tokens": "max_tokens", "sampling_seed": "seed", "min_new_tokens": "min_tokens"}
+    body = {names.get(key, key): value for key, value in request["sampling_params"].items()}
+    body |= {"model": "m", "rid": request["rid"], "stream": request["stream"], "return_meta_info": True,
+             "return_token_ids": True, "input_ids" if path == CHAT else "prompt": request["input_ids"]}
+    body |= {key: value for key, value in request.items() if "sampling_" in key and key != "sampling_params"}
+    if "return_logprob" in request:
+        top = request["top_logprobs_num"]
+        body |= {"logprobs": True, "top_logprobs": top} if path == CHAT else {"logprobs": top}
+    return body
+
+
+def from_choice(choice):
+    """What /generate would say: the text, the ids, meta_info. None for an event without tokens' data."""
+    if "meta_info" not in choice:
+        return None
+    message = choice.get("message") or choice.get("delta") or {}
+    return {"text": choice.get("text") or message.get("content") or "",
+            "output_ids": choice["response_token_ids"], "meta_info": choice["meta_info"]}
+
+
+def form_of_openai(reply, request, what):
+    equal(reply.status, 200, f"{what}: {reply.body[:300]!r}")
+    if not request["stream"]:
+        return form_of(from_choice(parse(reply.body)["choices"][0]))
+    told = [from_choice(parse(text)["choices"][0]) for text in event_texts(reply.body, what)]
+    return form_of(join_events([event for event in told if event]))
+
+
 # ---- sending -----------------------------------------------------------------------------------
 
-def post(cluster, request, timeout=600):
-    return cluster.request("POST", "/generate", request, timeout=timeout)
+def post(cluster, request, path="/generate"):
+    return cluster.request("POST", path, request, timeout=600)
 
 
-def send_at_once(cluster, requests):
+def send_at_once(cluster, requests, path="/generate"):
     """Replies in order; no request is sent before all are ready to be."""
     gate = threading.Barrier(len(requests))
 
     def ask(request):
         gate.wait()
-        return post(cluster, request)
+        return post(cluster, request, path)
 
     return in_threads([lambda r=r: ask(r) for r in requests])
 

@@ -1,0 +1,303 @@
+"""What tests/bench/masks measures, see there: decode tokens/s of a whole cluster on the sim device, with and without
+masks, and what a bare relay of the same bytes would carry. The page is masks_page.py's."""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "integration"))
+
+import masks_page  # noqa: E402
+from harness import Cluster, tiny_model  # noqa: E402
+
+BENCH = pathlib.Path(os.environ.get("BATON_BENCH_BIN", "build/bench"))
+PROMPT_TOKENS = 16
+# Of tokens with so many bytes the bytes tell how many there were, finer than complete replies do; below, the text and
+# how many tokens an event has make a difference.
+BYTES_COUNT = 4000
+WIDE = 1000  # from here on rows are measured with every number of router threads
+DEVICE = "sim-device"  # the thread of the sim device, which is no part of the pipeline
+
+
+def numbers(text):
+    return [int(part) for part in text.split(",")]
+
+
+def words(text):
+    return text.split(",")
+
+
+def parse():
+    parser = argparse.ArgumentParser(prog="tests/bench/masks")
+    parser.add_argument("--tokenizer", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--command", default="tests/bench/masks", help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--step-us", type=int, default=14000)
+    parser.add_argument("--widths", type=numbers, default=[20, 1000, 8192])
+    parser.add_argument("--modes", type=words, default=["selected", "support"])
+    parser.add_argument("--formats", type=words, default=["json", "packed"])
+    parser.add_argument("--replies", type=words, default=["whole", "stream"])
+    parser.add_argument("--threads", type=numbers, default=[1, 2])
+    parser.add_argument("--tokens", type=int, default=0, help="of a reply; 0: 128, and 48 of the widest rows")
+    parser.add_argument("--warmup-ms", type=int, default=2200)
+    parser.add_argument("--window-ms", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--json", default="", metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--markdown", default="", metavar="FILE", help="write the page there, not to standard output")
+    return parser.parse_args()
+
+
+def say(text):
+    print(f"    {text}", file=sys.stderr, flush=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the tables."""
+
+    threads: int
+    reply: str  # whole, stream
+    mode: str  # off, selected, support
+    width: int  # 0 with masks off
+    format: str  # json, packed; "" with masks off
+    tokens: int  # of each reply
+
+    def title(self):
+        if self.mode == "off":
+            return f"off ({self.tokens} tokens a reply)"
+        return f"{self.mode} {self.width}, {self.format}"
+
+    def body(self):
+        """The fields of a request, but its prompt and its length."""
+        fields = {"stream": self.reply == "stream"}
+        if self.mode != "off":
+            fields |= {"return_sampling_mask": True, "sampling_logprobs_mode": self.mode}
+        if self.format == "packed":
+            fields["sampling_mask_format"] = "packed"
+        return fields
+
+
+def rows_of(options, threads):
+    """Rows of all kinds for the first number of threads; for the others those where the router is what bounds."""
+    is_first = threads == options.threads[0]
+    rows = []
+    for reply in options.replies:
+        lengths = {width: options.tokens or (128 if width <= 1000 else 48) for width in options.widths}
+        widths = [width for width in options.widths if is_first or width >= min(WIDE, max(options.widths))]
+        for tokens in sorted({lengths[width] for width in widths}, reverse=True):
+            rows.append(Row(threads, reply, "off", 0, "", tokens))
+        for width in widths:
+            for mode in options.modes:
+                rows += [Row(threads, reply, mode, width, format, lengths[width]) for format in options.formats]
+    return rows
+
+
+# ---- processes
+
+
+class Process:
+    """CPU seconds of a process from the scheduler's own counts, the sim device's thread apart."""
+
+    def __init__(self, pid):
+        self.pid = pid
+
+    def cpu(self):
+        own = device = 0
+        for task in os.listdir(f"/proc/{self.pid}/task"):
+            folder = f"/proc/{self.pid}/task/{task}"
+            with open(f"{folder}/comm", encoding="ascii") as file:
+                is_device = file.read().strip() == DEVICE
+            with open(f"{folder}/schedstat", encoding="ascii") as file:
+                spent = int(file.read().split()[0]) * 1e-9
+            own, device = own + spent * (not is_device), device + spent * is_device
+        return own, device
+
+    def written(self):
+        with open(f"/proc/{self.pid}/io", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("wchar:"))
+
+
+def start_cluster(options, threads):
+    widest = max(options.widths)
+    connections = connections_of(options)
+    router = f"--http-threads {threads} --sampling-mask-max-tokens {widest + 1024} --incremental-streaming-output "
+    router += "--reply-memory 6G --requests-max 4096"
+    prefill = "--sim-step-us 1000 --prompts-max 16 --sequences-max 128 --prefix-cache off --kv-pages 4096"
+    decode = f"--sim-step-us {options.step_us} --sequences-max {options.batch} --kv-pages {64 * options.batch}"
+    return Cluster(options.tokenizer or tiny_model("llama"), shared=["--sim-support", str(widest)], options=[
+        "--device", "sim", "--router-options", router, "--prefill-options", prefill, "--decode-options", decode])
+
+
+def connections_of(options):
+    """Some more than the batch, so that decode is full although some requests are on their way."""
+    return options.batch + max(2, options.batch // 8)
+
+
+# ---- measuring
+
+
+def request_of(row, prompt, tokens):
+    sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 1.0}
+    if row.mode != "off":
+        sampling["top_k"] = row.width
+    return {"input_ids": prompt, "sampling_params": sampling, **row.body()}
+
+
+def write_bodies(options, row, path):
+    """First as many as there are connections, their lengths spread evenly, so that replies end all the time; then
+    whole ones. A stream that begins in the middle is as good as one that began before: it counts for a whole one."""
+    draw = random.Random(1)
+    connections = connections_of(options)
+    with open(path, "w", encoding="ascii") as file:
+        for number in range(2 * connections):
+            is_first = number < connections
+            tokens = 1 + number * row.tokens // connections if is_first else row.tokens
+            prompt = [draw.randrange(200) for _ in range(PROMPT_TOKENS)]
+            counted = row.tokens if row.reply == "stream" else tokens
+            file.write(f"{counted}\t{json.dumps(request_of(row, prompt, tokens), separators=(',', ':'))}\n")
+    return connections
+
+
+def check_reply(row, reply):
+    """One reply by itself, looked at: whether this build knows the format, and that rows are as wide as they should."""
+    if reply.status != 200:
+        sys.exit(f"{row}: {reply.status} {reply.body[:300]!r}")
+    metas = [event["meta_info"] for event in reply.events] if row.reply == "stream" else [reply.json["meta_info"]]
+    keys = set().union(*metas)
+    if row.mode == "off":
+        if any("sampling_mask" in key or "sampling_packed" in key for key in keys):
+            sys.exit(f"{row}: masks that nobody asked for")
+        return True
+    if row.format == "packed":
+        return "output_token_sampling_packed" in keys
+    widths = [len(ids) for meta in metas for ids in meta["output_token_sampling_mask"]]
+    if widths != [row.width] * row.tokens:
+        sys.exit(f"{row}: rows of {sorted(set(widths))}, {len(widths)} of them")
+    return True
+
+
+def probe(cluster, row):
+    """Bytes of a reply and of its frames, per token, with nothing else going on. None: no such format."""
+    decode = Process(cluster.pids("decode")[0])
+    cluster.wait_at_rest()
+    before = decode.written()
+    reply = cluster.request("POST", "/generate", request_of(row, list(range(PROMPT_TOKENS)), row.tokens))
+    frames = decode.written() - before
+    if not check_reply(row, reply):
+        return None
+    head = sum(len(name) + len(value) + 4 for name, value in reply.headers.items())
+    return (len(reply.body) + head) / row.tokens, frames / row.tokens
+
+
+def relay(options, reply_bytes, frame_bytes):
+    """Tokens/s of the bare relay."""
+    command = [BENCH / "socket_relay", "--step-us", str(options.step_us), "--window-ms", str(max(200, options.window_ms // 4))]
+    command += ["--frame-bytes", str(max(1, round(frame_bytes * options.batch)))]
+    command += ["--reply-bytes", str(max(1, round(reply_bytes * options.batch)))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)["steps_per_second"] * options.batch
+
+
+def load(options, cluster, row):
+    """The row under load, for the window: what the client counted, and CPU seconds by name."""
+    processes = {name: Process(cluster.pids(name)[0]) for name in ("router", "prefill", "decode")}
+    with tempfile.NamedTemporaryFile("w", prefix="baton-bench.") as bodies:
+        connections = write_bodies(options, row, bodies.name)
+        command = [BENCH / "load_client", "--address", f"{cluster.host}:{cluster.port}", "--bodies", bodies.name]
+        command += ["--connections", connections, "--restart", connections]
+        command += ["--warmup-ms", options.warmup_ms, "--window-ms", options.window_ms]
+        with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as client:
+            client.stdout.readline()
+            before = {name: process.cpu() for name, process in processes.items()}
+            line = client.stdout.readline()
+            after = {name: process.cpu() for name, process in processes.items()}
+        if client.returncode != 0 or not line:
+            sys.exit(f"{row}: the client ended with status {client.returncode}")
+    answer = json.loads(line)
+    if answer["failed"]:
+        sys.exit(f"{row}: {answer['failed']} requests failed")
+    cpu = {name: after[name][0] - before[name][0] for name in processes}
+    cpu["device"] = after["decode"][1] - before["decode"][1]
+    cpu["client"] = answer["cpu_seconds"]
+    return answer, cpu
+
+
+def rate_of(row, answer, reply_bytes):
+    if reply_bytes >= BYTES_COUNT and answer["bytes"] > 0:
+        return answer["bytes"] / reply_bytes / answer["seconds"]
+    if answer["reply_tokens"] == 0:
+        sys.exit(f"{row}: fewer than two replies in the window; see --window-ms")
+    return answer["reply_tokens"] / answer["reply_seconds"]
+
+
+def measure_row(options, cluster, row, results):
+    found = probe(cluster, row)
+    if found is None:
+        results.missing.add(row.format)
+        return
+    reply_bytes, frame_bytes = found
+    answer, cpu = load(options, cluster, row)
+    rate = rate_of(row, answer, reply_bytes)
+    figures = {
+        "rate": rate,
+        "relay": relay(options, reply_bytes, frame_bytes),
+        "reply_bytes": reply_bytes,
+        "frame_bytes": frame_bytes,
+        "first_byte_ms": answer["first_byte_ms"][0],
+        **{f"cpu {name}": 1000 * spent / (rate * answer["seconds"]) for name, spent in cpu.items()},
+    }
+    results.add(row, figures)
+
+
+class Results(dict):
+    """Row -> figure -> one value a round."""
+
+    def __init__(self):
+        super().__init__()
+        self.missing = set()  # formats that this build does not have
+        self.load = os.getloadavg()[0]
+
+    def add(self, row, figures):
+        kept = self.setdefault(row, {})
+        for name, value in figures.items():
+            kept.setdefault(name, []).append(value)
+        say(f"{row.threads} thread(s), {row.reply}, {row.title()}: {figures['rate']:.0f} tokens/s, relay {figures['relay']:.0f}")
+
+
+def measure(options):
+    results = Results()
+    for number in range(options.rounds):
+        say(f"round {number + 1} of {options.rounds}, load {os.getloadavg()[0]:.1f}")
+        for threads in options.threads:
+            with start_cluster(options, threads) as cluster:
+                for row in rows_of(options, threads):
+                    measure_row(options, cluster, row, results)
+    return results
+
+
+def main():
+    options = parse()
+    started = time.monotonic()
+    results = measure(options)
+    say(f"took {time.monotonic() - started:.0f} s")
+    if options.json:
+        with open(options.json, "w", encoding="ascii") as file:
+            json.dump([{**dataclasses.asdict(row), **figures} for row, figures in results.items()], file, indent=1)
+    page = masks_page.make_page(results, options)
+    if options.markdown:
+        with open(options.markdown, "w", encoding="utf-8") as file:
+            file.write(page)
+    else:
+        print(page, end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -234,14 +234,20 @@ static uint32_t least(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
+/* Of `count` entries those that the cap lets in, the drawn one in the last one's place if it is not
+ * among them; values are over all. */
 static void fill_mask(const place *p, const sampler_params *params, uint32_t count, uint32_t rank,
                       sampler_row *row) {
     const float mass = log_mass(p, count);
-    row->support_count = count;
+    const uint32_t kept = least(count, params->mask_max_tokens);
+    const bool has_logprobs = params->mask_mode == SAMPLER_MASK_SUPPORT;
+    row->support_count = kept;
     row->selected_logprob = p->log_weights[rank] - mass;
-    copy_ids(p, count, row->support_ids);
-    if (params->mask_mode == SAMPLER_MASK_SUPPORT)
-        copy_logprobs(p, count, mass, row->support_logprobs);
+    copy_ids(p, kept, row->support_ids);
+    if (has_logprobs) copy_logprobs(p, kept, mass, row->support_logprobs);
+    if (rank < kept) return;
+    row->support_ids[kept - 1] = row->token;
+    if (has_logprobs) row->support_logprobs[kept - 1] = row->selected_logprob;
 }
 
 void sim_rows_draw(sim_rows *rows, const sampler_params *params, uint64_t hash, uint64_t seeded,
@@ -253,7 +259,7 @@ void sim_rows_draw(sim_rows *rows, const sampler_params *params, uint64_t hash, 
     if (params->top_k != 0) count = least(count, params->top_k);
     const bool has_mask = params->mask_mode != SAMPLER_MASK_OFF;
     if (has_mask) row->cap_needed = count;
-    if (has_mask && count > params->mask_max_tokens) {
+    if (has_mask && count > params->mask_max_tokens && params->mask_bounded == 0) {
         row->status = SAMPLER_OVERFLOW;
         return;
     }

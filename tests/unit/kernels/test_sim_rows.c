@@ -298,6 +298,43 @@ static void a_support_above_the_cap_overflows(void **state) {
     sim_rows_destroy(rows);
 }
 
+/* The same draw and the same values as with room for all; the last entry is the drawn one's if need
+ * be. */
+static void a_bounded_row_keeps_the_heaviest_and_the_drawn(void **state) {
+    (void)state;
+    enum { WIDTH = 30 };
+    sim_rows *rows = make(VOCAB, WIDTH, 9);
+    const uint32_t caps[] = {1, 2, 29, 30, 31};
+    uint32_t replaced = 0;
+    for (size_t c = 0; c < BT_ARRAY_COUNT(caps); c++) {
+        const uint32_t kept = caps[c] < WIDTH ? caps[c] : WIDTH;
+        for (uint64_t i = 0; i < 100; i++) {
+            sampler_params params = support_params();
+            draw(rows, &params, sim_mix(1, i), sim_mix(2, i), &got);
+            params.mask_bounded = 1;
+            params.mask_max_tokens = caps[c];
+            draw(rows, &params, sim_mix(1, i), sim_mix(2, i), &other);
+            assert_int_equal(other.row.status, SAMPLER_OK);
+            assert_int_equal(other.row.token, got.row.token);
+            assert_int_equal(other.row.support_count, kept);
+            assert_int_equal(other.row.cap_needed, WIDTH);
+            assert_memory_equal(&other.row.selected_logprob, &got.row.selected_logprob,
+                                sizeof(float));
+            const uint32_t rank = rank_of(&got, got.row.token);
+            assert_int_equal(rank_of(&other, got.row.token), rank < kept ? rank : kept - 1);
+            const bool is_replaced = rank >= kept;
+            const size_t same = kept - is_replaced;
+            assert_memory_equal(other.ids, got.ids, same * sizeof got.ids[0]);
+            assert_memory_equal(other.logprobs, got.logprobs, same * sizeof got.logprobs[0]);
+            if (is_replaced)
+                assert_memory_equal(&other.logprobs[same], &got.logprobs[rank], sizeof(float));
+            replaced += is_replaced;
+        }
+    }
+    assert_in_range(replaced, 150, 250);
+    sim_rows_destroy(rows);
+}
+
 /* The value of a prompt's token is the one that drawing it would have had. */
 static void scores_are_those_of_the_same_place(void **state) {
     (void)state;
@@ -334,6 +371,7 @@ int main(void) {
         cmocka_unit_test(rows_depend_on_their_arguments_alone),
         cmocka_unit_test(draws_follow_the_weights),
         cmocka_unit_test(a_support_above_the_cap_overflows),
+        cmocka_unit_test(a_bounded_row_keeps_the_heaviest_and_the_drawn),
         cmocka_unit_test(scores_are_those_of_the_same_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,8 @@
-/* The body of /v1/completions: the prompt and what else only a completion has. The fields that it
- * shares with chat are api_openai_read.c's. */
+/* The body of /v1/completions: the prompt, or a list of them, and what else only a completion has.
+ * The fields that it shares with chat are api_openai_read.c's; of a list of prompts they are the
+ * same for all. */
 #include "router/api_echo.h"
+#include "router/api_lists.h"
 #include "router/api_request_internal.h"
 
 enum { MAX_TOKENS_DEFAULT = 16 /* OpenAI's */ };
@@ -47,26 +49,25 @@ static void read_best_of(api_fields *fields, const api_request *request) {
                    request->generation.samples, (long long)best_of);
 }
 
-/* Of a list its first item tells what it is. */
-static bool is_list_of_prompts(const bt_json *list) {
+/* Of a list its first entry tells whether it has prompts or the ids of one. */
+static bool is_list_of_prompts(const bt_json *value) {
     bt_json_iter iter;
-    bt_json item;
-    bt_json_iter_init(&iter, list);
-    return bt_json_next_item(&iter, &item) &&
-           (item.kind == BT_JSON_STRING || item.kind == BT_JSON_ARRAY);
+    bt_json first;
+    if (value->kind != BT_JSON_ARRAY) return false;
+    bt_json_iter_init(&iter, value);
+    return bt_json_next_item(&iter, &first) &&
+           (first.kind == BT_JSON_STRING || first.kind == BT_JSON_ARRAY);
 }
 
 static bool read_prompt(api_reader *reader, const bt_json *value) {
     api_request *request = reader->request;
     const tokenizer *t = reader->settings->tokenizer;
     const bool is_text = value->kind == BT_JSON_STRING;
+    reader->names_item = true; /* prompts are the items' own */
     if (!is_text && value->kind != BT_JSON_ARRAY)
         return api_fail(reader->failure, 400, API_ERROR_OPENAI,
-                        "prompt must be a string or a list of token ids, got %s.",
+                        "prompt must be a string, a list of token ids or a list of these, got %s.",
                         bt_json_kind_name(value->kind));
-    if (!is_text && is_list_of_prompts(value))
-        return api_fail(reader->failure, 400, API_ERROR_OPENAI,
-                        "prompt: lists of prompts are not supported yet.");
     const bool is_good = is_text ? api_prompt_from_text(reader, value)
                                  : api_prompt_from_ids(reader, NAMES[COMPLETION_PROMPT], value);
     if (!is_good || !request->echoes) return is_good;
@@ -75,27 +76,36 @@ static bool read_prompt(api_reader *reader, const bt_json *value) {
     return status == BT_OK || api_prompt_fail(reader, status);
 }
 
-static void read_item(api_reader *reader, const bt_json *root) {
+static void read_item(api_reader *reader, api_fields *fields, openai_fields *common,
+                      const bt_json *prompt) {
     api_request *request = reader->request;
-    api_fields fields;
-    openai_fields common;
     api_sampling sampling = {.max_new_tokens = MAX_TOKENS_DEFAULT};
-    api_fields_collect(&fields, root, NAMES, COMPLETION_FIELD_COUNT, reader->failure, NULL, NULL);
-    api_openai_collect(reader, root, &common);
-    api_get_bool(&fields, COMPLETION_ECHO, &request->echoes);
-    read_logprobs(&fields, request);
-    api_refuse_unless_neutral(&fields, COMPLETION_SUFFIX, "");
-    api_openai_read(reader, &common, &sampling);
-    read_best_of(&fields, request);
-    if (!fields.is_given[COMPLETION_PROMPT])
-        (void)api_fail(reader->failure, 400, API_ERROR_OPENAI, "prompt is required.");
-    if (reader->failure->http_status != 0) return;
-    if (!read_prompt(reader, &fields.values[COMPLETION_PROMPT])) return;
+    if (reader->index > 0) sampling.same_stops = &reader->batch->items[0];
+    api_get_bool(fields, COMPLETION_ECHO, &request->echoes);
+    read_logprobs(fields, request);
+    api_refuse_unless_neutral(fields, COMPLETION_SUFFIX, "");
+    api_openai_read(reader, common, &sampling);
+    read_best_of(fields, request);
+    if (reader->failure->http_status != 0 || !read_prompt(reader, prompt)) return;
     api_sampling_fit_context(reader->model, &sampling, request, reader->failure);
 }
 
 void api_completion_read(api_reader *reader, const bt_json *root) {
-    if (!api_items_create(reader, 1) || !api_item_begin(reader, 0)) return;
-    read_item(reader, root);
-    (void)api_item_end(reader);
+    api_fields fields;
+    openai_fields common;
+    bt_json_iter iter;
+    api_fields_collect(&fields, root, NAMES, COMPLETION_FIELD_COUNT, reader->failure, NULL, NULL);
+    api_openai_collect(reader, root, &common);
+    bt_json prompt = fields.values[COMPLETION_PROMPT];
+    if (!fields.is_given[COMPLETION_PROMPT])
+        (void)api_fail(reader->failure, 400, API_ERROR_OPENAI, "prompt is required.");
+    reader->batch->is_list = fields.is_given[COMPLETION_PROMPT] && is_list_of_prompts(&prompt);
+    if (!api_items_create(reader, reader->batch->is_list ? api_list_length(&prompt) : 1)) return;
+    if (reader->batch->is_list) bt_json_iter_init(&iter, &fields.values[COMPLETION_PROMPT]);
+    for (uint32_t i = 0; i < reader->batch->count; i++) {
+        if (!api_item_begin(reader, i)) return;
+        if (reader->batch->is_list) (void)bt_json_next_item(&iter, &prompt);
+        read_item(reader, &fields, &common, &prompt);
+        if (!api_item_end(reader)) return;
+    }
 }

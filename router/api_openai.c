@@ -23,8 +23,10 @@ static const char *object_of(const api_call *call, bool is_event) {
 
 /* {"id":...,"object":...,"created":...,"model":...,"choices":[ */
 static void add_head(const api_call *call, bt_text *out, bool is_event) {
+    const char *rid = call->request->rid;
     bt_text_add_string(out, "{\"id\":");
-    add_quoted(out, call->request->rid);
+    bt_json_add_string(out, rid,
+                       call->batch.is_list ? api_list_rid_bytes(call->request) : strlen(rid));
     bt_text_add_format(out,
                        ",\"object\":\"%s\",\"created\":%lld,\"model\":", object_of(call, is_event),
                        (long long)call->created_s);

@@ -3,6 +3,7 @@
  * fields that change nothing here (user, metadata, ...) are ignored. What is said once per endpoint
  * (prompts, log-probabilities, the default length) is api_chat_read.c's and
  * api_completion_read.c's. */
+#include <stdio.h>
 #include <string.h>
 
 #include "router/api_request_internal.h"
@@ -85,14 +86,28 @@ static void read_flags(api_fields *fields, api_request *request) {
     for (size_t field = OPENAI_FIRST_REFUSED; field < OPENAI_FIELD_COUNT; field++) {
         api_refuse_unless_neutral(fields, field, " yet");
     }
-    api_rid_read(fields, OPENAI_RID, request);
     api_salt_read(fields, OPENAI_CACHE_SALT, OPENAI_EXTRA_KEY, request);
+}
+
+/* The client sees one id, and the items of a list are named after it: R_0, R_1, ... */
+static void read_rid(const api_reader *reader, api_fields *fields) {
+    const api_request *first = &reader->batch->items[0];
+    api_request *request = reader->request;
+    api_rid_read(fields, OPENAI_RID, request);
+    if (!reader->batch->is_list) return;
+    size_t used = strlen(request->rid);
+    if (!request->has_own_rid && reader->index > 0) {
+        used = api_list_rid_bytes(first);
+        memcpy(request->rid, first->rid, used);
+    }
+    snprintf(request->rid + used, sizeof(request->rid) - used, "_%u", reader->index);
 }
 
 void api_openai_read(api_reader *reader, openai_fields *fields, api_sampling *sampling) {
     api_request *request = reader->request;
     read_model_name(reader, &fields->own);
     read_flags(&fields->own, request);
+    read_rid(reader, &fields->own);
     request->generation.mask_mode = api_mask_mode_read(&fields->own, OPENAI_RETURN_SAMPLING_MASK,
                                                        OPENAI_SAMPLING_LOGPROBS_MODE);
     api_sampling_read(&fields->parameters, reader->model, request, sampling);

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/json_writer.h"
 #include "base/status.h"
@@ -107,7 +108,12 @@ typedef struct api_request {
     api_echo echo;
 } api_request;
 
-/* The items are alike in kind, streams and what is chat only. */
+/* Of the first item of a list the bytes of its rid that all items have, without the "_0". */
+static inline size_t api_list_rid_bytes(const api_request *first) {
+    return strlen(first->rid) - 2;
+}
+
+/* The items are alike in kind, streams and what is of chat and completions only. */
 typedef struct api_batch {
     api_request *items; /* [count], at least one */
     uint32_t count;

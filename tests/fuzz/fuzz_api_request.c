@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/utf8.h"
 #include "router/api_request.h"
 #include "tests/support/tiny_bpe.h"
 
@@ -17,6 +18,20 @@ static const tokenizer *get_tokenizer(void) {
     const tiny_bpe bpe = {0};
     if (t == NULL) BT_ASSERT(tiny_bpe_load(&bpe, &t, &error) == BT_OK);
     return t;
+}
+
+/* The prompt's text, and a place in it for every token. */
+static void check_echo(const api_request *request) {
+    const api_echo *echo = &request->echo;
+    const char *text = echo->text != NULL ? echo->text : "";
+    BT_ASSERT(bt_utf8_is_valid(text, echo->bytes));
+    BT_ASSERT(echo->characters == bt_utf8_count(text, echo->bytes));
+    BT_ASSERT(request->echoes || echo->bytes == 0);
+    BT_ASSERT((echo->starts != NULL) == (request->echoes && request->wants_logprob));
+    for (uint32_t i = 0; echo->starts != NULL && i < request->prompt.count; i++) {
+        BT_ASSERT(echo->starts[i] <= echo->characters);
+        BT_ASSERT(i == 0 ? echo->starts[i] == 0 : echo->starts[i] >= echo->starts[i - 1]);
+    }
 }
 
 static void check_request(const api_request *request) {
@@ -34,6 +49,7 @@ static void check_request(const api_request *request) {
     BT_ASSERT(g->stop_id_count <= PROTO_STOP_IDS_MAX && request->stop_count <= STOP_STRINGS_MAX);
     BT_ASSERT(request->stream_interval >= 1);
     BT_ASSERT(request->rid[0] != 0 && memchr(request->rid, 0, sizeof(request->rid)) != NULL);
+    check_echo(request);
     for (uint32_t i = 0; i < request->prompt.count; i++) {
         BT_ASSERT(request->prompt.ids[i] >= 0 && request->prompt.ids[i] < VOCAB);
     }

@@ -55,7 +55,7 @@ def of_reply(reply):
 def without_times(choices):
     for choice in choices.values():
         for key in ("e2e_latency", "response_sent_to_client_ts", "cached_tokens"):
-            choice["meta"].pop(key)
+            choice["meta"].pop(key, None)
     return choices
 
 
@@ -103,6 +103,31 @@ def a_completion_is_what_generate_says():
     equal(reply["usage"]["completion_tokens"], 28)
     equal(len(ask(COMPLETION, ignore_eos=True, return_token_ids=True).json["choices"][0]["response_token_ids"]),
           16)
+
+
+@case
+def a_list_of_prompts_is_its_prompts():
+    prompts = ["Hello", [5, 9, 33], "a b c"]
+    alone = [cluster.request("POST", COMPLETION, {"prompt": p, **drawn(2), **MASKS}).json for p in prompts]
+    for stream in (False, True):
+        reply = cluster.request("POST", COMPLETION, {"prompt": prompts, "stream": stream, "rid": "many",
+                                                     "stream_options": {"include_usage": True}, **drawn(2), **MASKS})
+        equal(reply.status, 200, reply.body[:300])
+        choices = without_times(together(reply.events) if stream else of_reply(reply.json))
+        usage = reply.events[-1]["usage"] if stream else reply.json["usage"]
+        equal(sorted(choices), list(range(6)))
+        for i, one in enumerate(alone):
+            for k, expected in without_times(of_reply(one)).items():
+                equal(choices[2 * i + k]["meta"].pop("id"), f"many_{i}_{k}")
+                expected["meta"].pop("id", None)
+                equal(choices[2 * i + k], expected, f"prompt {i}, sample {k}")
+        for key in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            equal(usage[key], sum(one["usage"][key] for one in alone), key)
+    scored = cluster.request("POST", COMPLETION, {"prompt": [[5, 9, 33], [7] * 40], "echo": True, "logprobs": 1,
+                                                  "max_tokens": 1, "temperature": 0, "seed": 1234}).json
+    equal([len(c["logprobs"]["token_logprobs"]) for c in scored["choices"]], [4, 41])
+    equal(cluster.request("POST", COMPLETION, {"prompt": ["a", 5]}).status, 400)
+    cluster.wait_at_rest()
 
 
 @case

@@ -321,6 +321,91 @@ static void test_failures(void **state) {
                   EVENT(CHOICE("0", "", "null", "\"abort\"", "null")) DONE);
 }
 
+/* ---- lists of prompts ------------------------------------------------------------------------ */
+
+#define TWO "\"rid\":\"c1\",\"model\":\"m\",\"prompt\":[[72],[105,33,34]]"
+
+/* The choices of the first prompt come first; ids, usage and the object's name. */
+static void test_a_list(void **state) {
+    api_fixture *f = *state;
+    ask(f, "{" TWO ",\"n\":2,\"max_tokens\":1}");
+    assert_int_equal(f->call.batch.count, 2);
+    assert_string_equal(f->call.items[1].request->rid, "c1_1");
+    for (uint32_t i = 0; i < 4; i++) {
+        api_fixture_sample_row(f, i, 'a' + (int32_t)i, 0);
+    }
+    api_fixture_length(f);
+#define LENGTH(index, text) CHOICE(index, text, "null", "\"length\"", "null")
+    expect(f, HEAD LENGTH("0", "a") "," LENGTH("1", "b") "," LENGTH("2", "c") "," LENGTH("3", "d")
+                  TAIL USAGE("4", "4", "8") METADATA);
+    /* One prompt in a list is one choice; the ids say that it was one. */
+    ask(f, "{\"rid\":\"c1\",\"model\":\"m\",\"prompt\":[[72,105]],\"max_tokens\":1,"
+           "\"return_meta_info\":true}");
+    api_fixture_text(f, "a");
+    api_fixture_length(f);
+    assert_memory_equal(api_fixture_body(f), "{\"id\":\"c1\",\"object\"", 19);
+    assert_non_null(strstr(api_fixture_body(f), "\"meta_info\":{\"id\":\"c1_0\","));
+    /* Without a name all items share the one that is made. */
+    ask(f, "{\"prompt\":[\"a\",\"b\",[1]],\"max_tokens\":1}");
+    assert_int_equal(f->call.batch.count, 3);
+    const char *first = f->call.items[0].request->rid, *third = f->call.items[2].request->rid;
+    assert_int_equal(strlen(first), 34);
+    assert_memory_equal(first, third, 33);
+    assert_int_equal(third[33], '2');
+    assert_true(f->call.items[0].request->generation.seed !=
+                f->call.items[1].request->generation.seed);
+    api_fixture_length(f);
+    assert_memory_equal(api_fixture_body(f) + 7, first, 32);
+    assert_int_equal(api_fixture_body(f)[39], '"');
+}
+
+/* Each prompt is echoed and scored by itself, whole and streamed; stop strings are shared. */
+static void test_a_list_with_echoes(void **state) {
+    static const float SCORES[] = {-1.5f, -2.5f};
+    api_fixture *f = *state;
+    for (int streams = 0; streams <= 1; streams++) {
+        ask(f, streams ? "{" TWO ",\"echo\":true,\"logprobs\":0,\"stop\":\"x\",\"stream\":true}"
+                       : "{" TWO ",\"echo\":true,\"logprobs\":0,\"stop\":\"x\"}");
+        api_fixture_sample_row(f, 0, 'a', -0.5f);
+        assert_int_equal(f->begin_count, streams);
+        api_fixture_sample_row(f, 1, 'b', -0.25f);
+        api_fixture_sample_row(f, 0, 'x', -0.75f);
+        api_fixture_item_prompt(f, 1, 1, SCORES, 2);
+        api_fixture_sample_row(f, 1, 'x', -0.75f);
+        api_fixture_length(f);
+        const char *body = api_fixture_body(f);
+        assert_non_null(strstr(body, "{\"index\":0,\"text\":\"Ha\","));
+        assert_non_null(strstr(body, "{\"index\":1,\"text\":\"i!\\\"b\","));
+        assert_non_null(strstr(body, "\"token_logprobs\":[null,-1.5,-2.5,-0.25"));
+        assert_non_null(strstr(body, "\"token_logprobs\":[null,-0.5"));
+        assert_non_null(strstr(body, "\"finish_reason\":\"stop\",\"matched_stop\":\"x\""));
+        assert_non_null(strstr(body, "\"text_offset\":[0,1,2,3"));
+    }
+}
+
+/* A prompt that fails alone is its choice's end; when all fail before any token it is the answer.
+ */
+static void test_failures_of_a_list(void **state) {
+    api_fixture *f = *state;
+    for (int streams = 0; streams <= 1; streams++) {
+        const char *body = streams ? "{" TWO ",\"stream\":true}" : "{" TWO "}";
+        ask(f, body);
+        api_fixture_sample_text(f, 0, "a");
+        api_fixture_sample_fail(f, 1, BT_ERR_REQUEST_INVALID, 400, "too wide");
+        api_fixture_length(f);
+        assert_int_equal(f->status, 200);
+        assert_non_null(strstr(api_fixture_body(f), CHOICE("1", "", "null", "\"abort\"", "null")));
+        assert_null(strstr(api_fixture_body(f), "\"error\""));
+        ask(f, body);
+        api_fixture_sample_fail(f, 1, BT_ERR_REQUEST_INVALID, 400, "too wide");
+        assert_int_equal(f->begin_count, 0);
+        api_fixture_sample_fail(f, 0, BT_ERR_PEER_GONE, 503, "gone");
+        api_fixture_length(f);
+        assert_int_equal(f->status, 503);
+        assert_non_null(strstr(api_fixture_body(f), "{\"error\":{\"message\":\"gone\""));
+    }
+}
+
 /* ---- bodies ---------------------------------------------------------------------------------- */
 
 typedef struct refusal {
@@ -334,9 +419,12 @@ static const refusal REFUSALS[] = {
     {"{}", "prompt is required."},
     {"{\"prompt\":null}", "prompt is required."},
     {"{\"text\":\"a\"}", "prompt is required."},
-    {"{\"prompt\":5}", "prompt must be a string or a list of token ids, got a number."},
-    {"{\"prompt\":{}}", "prompt must be a string or a list of token ids, got an object."},
-    {"{\"prompt\":true}", "prompt must be a string or a list of token ids, got a boolean."},
+    {"{\"prompt\":5}",
+     "prompt must be a string, a list of token ids or a list of these, got a number."},
+    {"{\"prompt\":{}}",
+     "prompt must be a string, a list of token ids or a list of these, got an object."},
+    {"{\"prompt\":true}",
+     "prompt must be a string, a list of token ids or a list of these, got a boolean."},
     {"{\"prompt\":\"\"}", "The prompt is empty."},
     {"{\"prompt\":[]}", "prompt cannot be empty."},
     {"{\"prompt\":[1,151936]}", "prompt[1] must be a token id in [0, 151935], got 151936."},
@@ -344,6 +432,22 @@ static const refusal REFUSALS[] = {
     {"{\"prompt\":[1,2.5]}", "prompt[1] must be a token id in [0, 151935], got 2.5."},
     {"{\"prompt\":[true]}", "prompt[0] must be a token id in [0, 151935], got true."},
     {"{\"prompt\":[null]}", "prompt[0] must be a token id in [0, 151935], got null."},
+    {"{\"prompt\":[[1],[2,-1]]}", "[1]: prompt[1] must be a token id in [0, 151935], got -1."},
+    {"{\"prompt\":[\"a\",5]}",
+     "[1]: prompt must be a string, a list of token ids or a list of these, got a number."},
+    {"{\"prompt\":[\"a\",\"\"]}", "[1]: The prompt is empty."},
+    {"{\"prompt\":[[],[1]]}", "[0]: prompt cannot be empty."},
+    {"{\"prompt\":[[\"a\"]]}", "[0]: prompt[0] must be a token id in [0, 151935], got"},
+    {"{\"prompt\":[1,\"a\"]}", "prompt[1] must be a token id in [0, 151935], got"},
+    {"{\"prompt\":[\"a\",null]}", "[1]: prompt must be a string, a list of token ids"},
+    {"{\"prompt\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\"]}",
+     "a list of 7 prompts is longer than --batch-max=6."},
+    {"{\"prompt\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\"],\"n\":22}",
+     "n asks for 132 samples of the list's prompts together"},
+    {"{\"prompt\":[\"a\",\"b\"],\"temperature\":-1}",
+     "\"temperature must be a non-negative finite number, got -1."},
+    {"{\"prompt\":[\"a\",[3,3]],\"max_tokens\":199}",
+     "[1]: Requested token count exceeds the model's maximum context length of 200 tokens."},
     {"{" P "\"model\":7}", "model must be a string, got a number."},
     {"{" P "\"max_tokens\":-1}", "max_tokens must be at least 0, got -1."},
     {"{" P "\"max_tokens\":1.5}", "max_tokens must be an integer of 64 bits, got a number."},
@@ -468,6 +572,9 @@ int main(void) {
         CASE(test_usage_in_streams),
         CASE(test_an_echo_in_a_stream),
         CASE(test_failures),
+        CASE(test_a_list),
+        CASE(test_a_list_with_echoes),
+        CASE(test_failures_of_a_list),
         CASE(test_refusals),
         CASE(test_odd_but_accepted),
     };

@@ -23,14 +23,16 @@ static const int32_t SCRIPT[] = {'a', 0xe2, 0x82, 0xac, 317, 's', 't',
 
 typedef struct stream_case {
     api_kind kind;
-    const char *fields; /* behind the prompt's */
-    uint32_t samples;
+    const char *fields;    /* behind the prompt's */
+    uint32_t samples;      /* of each prompt */
+    bool is_list;          /* of two prompts */
     const int32_t *tokens; /* of every sample, [count], shifted by one token from one to the next */
     uint32_t count;
     bool is_stop; /* ends by EOS, else by length */
 } stream_case;
 
-static const char *prompt_of(api_kind kind) {
+static const char *prompt_of(api_kind kind, bool is_list) {
+    if (is_list) return "\"prompt\":[[72,105],[33]]";
     return kind == API_CHAT ? "\"input_ids\":[72,105]" : "\"prompt\":[72,105]";
 }
 
@@ -57,11 +59,12 @@ static void feed(api_fixture *f, uint32_t sample, int32_t token, uint32_t place)
 static void run(api_fixture *f, const stream_case *c, bool streams, size_t room) {
     char body[1024];
     snprintf(body, sizeof(body), "{%s,\"rid\":\"r\",\"stream\":%s,\"n\":%u,\"max_tokens\":%u%s}",
-             prompt_of(c->kind), streams ? "true" : "false", c->samples, c->count, c->fields);
+             prompt_of(c->kind, c->is_list), streams ? "true" : "false", c->samples, c->count,
+             c->fields);
     if (!api_fixture_ask(f, c->kind, body)) fail_msg("%s\n%s", body, api_fixture_body(f));
     f->room = room;
     for (uint32_t i = 0; i < c->count; i++) {
-        for (uint32_t sample = 0; sample < c->samples; sample++) {
+        for (uint32_t sample = 0; sample < c->samples * (c->is_list ? 2 : 1); sample++) {
             if (f->call.samples[sample].generation.is_stopped) continue;
             feed(f, sample, c->tokens[(i + sample) % c->count], i);
             if (room == SIZE_MAX) continue;
@@ -233,6 +236,7 @@ static void test_all_events_say_what_the_reply_says(void **state) {
         const stream_case c = {.kind = is_completion ? API_COMPLETION : API_CHAT,
                                .fields = fields,
                                .samples = i / 2 % 2 == 1 ? 3 : 1,
+                               .is_list = is_completion && i % 3 == 0,
                                .tokens = SCRIPT,
                                .count = BT_ARRAY_COUNT(SCRIPT)};
         compare(f, &c);
@@ -304,7 +308,7 @@ static void test_a_chat_stream_with_masks(void **state) {
 static void ask(api_fixture *f, api_kind kind, uint32_t samples) {
     char body[512];
     snprintf(body, sizeof(body), "{%s,\"rid\":\"r\",\"stream\":true,\"n\":%u,\"max_tokens\":9%s}",
-             prompt_of(kind), samples, SELECTED IDS);
+             prompt_of(kind, false), samples, SELECTED IDS);
     assert_true(api_fixture_ask(f, kind, body));
 }
 
@@ -384,7 +388,7 @@ static void test_masks_without_meta_info_cost_nothing(void **state) {
         snprintf(body, sizeof(body),
                  "{%s,\"stream\":true,\"top_k\":5,\"return_sampling_mask\":true,"
                  "\"return_token_ids\":true}",
-                 prompt_of(KINDS[i]));
+                 prompt_of(KINDS[i], false));
         assert_true(api_fixture_ask(f, KINDS[i], body));
         assert_int_equal(f->call.request->generation.mask_mode, ROW_MASK_OFF);
         feed(f, 0, 'a', 0);

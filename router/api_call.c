@@ -25,6 +25,7 @@ enum {
 };
 
 static const char JSON_TYPE[] = "application/json";
+static const char TENSORS_TYPE[] = "application/x-safetensors";
 static const char STREAM_TYPE[] = "text/event-stream";
 static const char STREAM_FIELDS[] = "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n";
 
@@ -269,41 +270,10 @@ static void end_answer(api_call *call) {
     call->options.output.end(call->options.output.context);
 }
 
-/* What was written is not needed any more. */
-static void drop_written(api_call *call, uint32_t sample) {
-    const uint32_t item = call->samples[sample].item;
-    reply_store_fini(&call->samples[sample].store);
-    const bool is_last = sample + 1 == call->sample_count || call->samples[sample + 1].item != item;
-    if (is_last) reply_store_fini(&call->items[item].prompt.store);
-}
-
-/* Begins the next sample's part of a whole reply; false: that was the last one. */
-static bool start_part(api_call *call) {
-    const uint32_t next = call->current + 1;
-    if (next == api_samples_of(call)) return false;
-    api_sample *s = &call->samples[next];
-    if (next > 0) drop_written(call, next - 1);
-    call->current = next;
-    const reply_range all = {.row_to = s->generation.count,
-                             .text_to = s->generation.text.used,
-                             .place = reply_store_begin(&s->store)};
-    api_start_writer(call, next, &all);
-    if (call->request->kind != API_GENERATE) {
-        api_openai_add(call, next);
-        return true;
-    }
-    const bool is_list = api_is_list(call);
-    const bool is_last = next + 1 == api_samples_of(call);
-    if (is_list) bt_text_add(reply_writer_literal(&call->writer), next == 0 ? "[" : ",", 1);
-    api_generate_add(call, next);
-    if (is_list && is_last) bt_text_add(reply_writer_literal(&call->writer), "]", 1);
-    return true;
-}
-
 static void pump_whole(api_call *call) {
     do {
         if (!write_some(call) || !reply_writer_is_done(&call->writer)) return;
-    } while (start_part(call));
+    } while (api_whole_next(call));
     end_answer(call);
 }
 
@@ -312,20 +282,23 @@ static bt_status start_portion(api_call *call, bt_text *scratch, bool *is_all_ou
     bt_status status = BT_OK;
     *is_all_out = false;
     while (status == BT_OK && scratch->used < WHOLE_BYTES && !*is_all_out) {
-        if (reply_writer_is_done(&call->writer)) *is_all_out = !start_part(call);
+        if (reply_writer_is_done(&call->writer)) *is_all_out = !api_whole_next(call);
         if (!*is_all_out) status = reply_writer_produce(&call->writer, scratch, WHOLE_BYTES);
     }
     return status;
 }
 
-/* A reply that is sent when it is complete: with its length if it is small. */
+/* A reply that is sent when it is complete: with its length if that is known, or it is small. */
 static void start_whole(api_call *call) {
     const api_output *output = &call->options.output;
+    const bool is_tensors = call->request->wants_safetensors;
     bt_text *scratch = call->options.scratch;
-    bool is_all;
-    call->current = UINT32_MAX; /* before the first */
+    int64_t bytes = -1;
+    bool is_all = false;
     bt_text_clear(scratch);
-    bt_status status = start_portion(call, scratch, &is_all);
+    api_whole_begin(call);
+    bt_status status = api_whole_measure(call, &bytes);
+    if (status == BT_OK) status = start_portion(call, scratch, &is_all);
     if (status != BT_OK) {
         api_sample *s = &call->samples[0];
         s->finish = (api_finish){0};
@@ -334,8 +307,9 @@ static void start_whole(api_call *call) {
         answer_failure(call, &s->finish);
         return;
     }
+    if (is_all) bytes = (int64_t)scratch->used;
     call->state = API_CALL_WRITING;
-    output->begin(output->context, 200, JSON_TYPE, is_all ? (int64_t)scratch->used : -1, NULL);
+    output->begin(output->context, 200, is_tensors ? TENSORS_TYPE : JSON_TYPE, bytes, NULL);
     output->add(output->context, scratch->bytes, scratch->used);
     pump_whole(call);
 }
@@ -367,12 +341,11 @@ static bool is_event_due(const api_call *call, uint32_t sample) {
 static bool start_event(api_call *call, uint32_t sample) {
     api_sample *s = &call->samples[sample];
     if (!is_event_due(call, sample)) return false;
-    reply_range next = {.row_to = s->generation.count,
-                        .text_to = s->generation.text.used,
-                        .place = reply_store_begin(&s->store)};
+    reply_range next = api_sample_range(s);
     if (is_delta_stream(call)) {
         next.row_from = s->sent.row_to;
         next.text_from = s->sent.text_to;
+        next.entries_from = s->sent.entries_to;
         next.place = s->sent.place;
     }
     api_item_of(call, sample)->has_begun = true;
@@ -488,13 +461,18 @@ static void pump(api_call *call) {
 
 /* ---- what comes in --------------------------------------------------------------------------- */
 
+/* Nothing that comes changes what the reply says: all samples are over. */
+static bool is_settled(const api_call *call) {
+    return call->state == API_CALL_WRITING || call->state == API_CALL_ANSWERED;
+}
+
 void api_call_on_rows(api_call *call, uint32_t index, const dispatch_rows *rows) {
     BT_ASSERT(index < call->batch.count);
     api_item *item = &call->items[index];
     BT_ASSERT(rows->sample < item->sample_count);
     const uint32_t sample = item->first_sample + rows->sample;
     api_sample *s = &call->samples[sample];
-    if (call->state == API_CALL_ANSWERED) return;
+    if (is_settled(call)) return;
     s->received_bytes += rows->bytes;
     item->cached_tokens = rows->cached_tokens;
     bt_status status = api_sample_take_rows(call, s, rows->records, rows->bytes);
@@ -549,7 +527,7 @@ void api_call_on_sample_end(api_call *call, uint32_t index, uint32_t sample_of_i
     api_sample *s = &call->samples[sample];
     BT_ASSERT(!s->has_ended);
     s->has_ended = true;
-    if (call->state == API_CALL_ANSWERED) return;
+    if (is_settled(call)) return;
     item->cached_tokens = end->cached_tokens;
     api_sample_take_end(call, s, end);
     touch_sample(call, sample);
@@ -581,7 +559,7 @@ void api_call_on_end(api_call *call, uint32_t index, const dispatch_end *end) {
     item->has_ended = true;
     call->ended_count++;
     call->has_ended = call->ended_count == call->batch.count;
-    if (call->state == API_CALL_ANSWERED) return;
+    if (is_settled(call)) return;
     item->cached_tokens = end->cached_tokens;
     for (uint32_t i = 0; i < item->sample_count; i++) {
         api_sample *s = &call->samples[item->first_sample + i];

@@ -28,6 +28,7 @@
 #include "router/reply_store.h"
 #include "router/reply_writer.h"
 #include "router/sample_set.h"
+#include "router/tensor_header.h"
 
 /* Where the answer goes. begin once, add any number of times, then end or cut once; afterwards the
  * context is not used again. */
@@ -103,6 +104,8 @@ typedef struct api_sample {
     uint32_t item;
     generation generation;
     reply_store store;
+    uint64_t entries;    /* of masks, in the rows of all its tokens */
+    weight_runs weights; /* of these rows, with masks */
     api_finish finish;
     bool has_ended;    /* nothing more comes from the backend */
     bool wants_cancel; /* it was ended here: the backend is to be told */
@@ -128,6 +131,18 @@ typedef struct api_item {
     uint32_t cached_tokens; /* known with the first rows */
 } api_item;
 
+/* How far the parts of a whole reply are written, private to router/api_*.c. */
+typedef struct api_whole {
+    uint64_t part;   /* the next one */
+    bool is_fixed;   /* the time that the reply tells is: */
+    uint64_t now_us; /* so that it is as long each time it is formatted */
+    double wall_seconds;
+    /* safetensors: */
+    uint64_t json_bytes, head_bytes;
+    tensor_header header; /* of the parts written */
+    uint64_t head_written;
+} api_whole;
+
 /* In the caller's storage; members are private but to router/api_*.c. */
 typedef struct api_call {
     api_call_options options;
@@ -143,6 +158,7 @@ typedef struct api_call {
     uint32_t ended_count; /* items that have ended */
     reply_writer writer;
     uint32_t current; /* the sample in the writer */
+    api_whole whole;
     api_call_state state;
     bool has_ended; /* nothing more comes from the backend */
     /* Of chats and completions. */

@@ -28,6 +28,15 @@ static inline void api_start_writer(api_call *call, uint32_t sample, const reply
                        range);
 }
 
+/* Everything there is of a sample by now. */
+static inline reply_range api_sample_range(const api_sample *s) {
+    return (reply_range){.row_to = s->generation.count,
+                         .text_to = s->generation.text.used,
+                         .entries_to = s->entries,
+                         .place = reply_store_begin(&s->store),
+                         .weights = &s->weights};
+}
+
 /* The meta_info object of a sample over the writer's range. */
 void api_meta_add(api_call *call, uint32_t sample);
 /* The finish_reason object, or null. */
@@ -60,6 +69,14 @@ typedef struct api_part {
 /* What the endpoints word differently: behind "index", up to "logprobs" and a comma. */
 void api_chat_add_part(api_call *call, const api_part *part);
 void api_completion_add_part(api_call *call, const api_part *part);
+
+/* ---- whole replies (api_whole.c) ------------------------------------------------------------- */
+
+void api_whole_begin(api_call *call);
+/* The length of the body where it must be known before its first byte, else -1. */
+BT_MUST_CHECK bt_status api_whole_measure(api_call *call, int64_t *bytes_out);
+/* Puts the next part into the writer; false: that was the last one. */
+bool api_whole_next(api_call *call);
 
 /* ---- samples (api_sample.c) ------------------------------------------------------------------ */
 

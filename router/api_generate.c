@@ -6,8 +6,10 @@ void api_generate_add(api_call *call, uint32_t sample) {
     reply_writer *writer = &call->writer;
     bt_text_add_string(reply_writer_literal(writer), "{\"text\":");
     reply_writer_add(writer, REPLY_TEXT);
-    bt_text_add_string(reply_writer_literal(writer), ",\"output_ids\":");
-    reply_writer_add(writer, REPLY_IDS);
+    if (!writer->request->wants_safetensors) {
+        bt_text_add_string(reply_writer_literal(writer), ",\"output_ids\":");
+        reply_writer_add(writer, REPLY_IDS);
+    }
     bt_text_add_string(reply_writer_literal(writer), ",\"meta_info\":");
     api_meta_add(call, sample);
     if (request->returns_prompt_ids) {

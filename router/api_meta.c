@@ -82,17 +82,61 @@ static void add_logprob_lists(api_call *call) {
     }
 }
 
-static void add_lists(api_call *call) {
-    const api_request *request = call->writer.request;
-    uint32_t rows = call->writer.range.row_to;
-    if (request->wants_logprob) add_logprob_lists(call);
-    /* Without any row the three keys are absent, as when no mask was asked for. */
-    if (request->generation.mask_mode != ROW_MASK_OFF && rows > 0) {
-        add_list(call, "output_token_sampling_mask", REPLY_MASK);
-        add_list(call, "output_token_sampling_logprobs", REPLY_MASK_LOGPROBS);
-        bt_text_add_format(reply_writer_literal(&call->writer),
-                           "\"output_token_sampling_mask_length\":%u,", rows);
+/* "name":{"dtype":...,"shape":[...],"data":"..."} */
+static void add_array(api_call *call, const char *name, const char *dtype, uint64_t elements,
+                      reply_array array) {
+    bt_text_add_format(reply_writer_literal(&call->writer),
+                       "\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data\":", name, dtype,
+                       (unsigned long long)elements);
+    reply_writer_add_array(&call->writer, REPLY_ARRAY_BASE64, array);
+    bt_text_add_string(reply_writer_literal(&call->writer), "}");
+}
+
+static void add_packed(api_call *call) {
+    const proto_generation *asked = &call->writer.request->generation;
+    const reply_range *range = &call->writer.range;
+    const uint64_t rows = range->row_to - range->row_from;
+    const uint64_t entries = range->entries_to - range->entries_from;
+    reply_writer *writer = &call->writer;
+    bt_text_add_string(reply_writer_literal(writer), "\"output_token_sampling_packed\":{");
+    add_array(call, "lengths", "int32", rows, REPLY_ARRAY_LENGTHS);
+    bt_text_add_string(reply_writer_literal(writer), ",");
+    add_array(call, "token_ids", "int32", entries, REPLY_ARRAY_TOKEN_IDS);
+    bt_text_add_string(reply_writer_literal(writer), ",");
+    add_array(call, "logprobs", "float32", asked->mask_mode == ROW_MASK_SUPPORT ? entries : rows,
+              REPLY_ARRAY_LOGPROBS);
+    if (asked->mask_bounded != 0) {
+        bt_text_add_string(reply_writer_literal(writer), ",");
+        add_array(call, "truncated", "uint8", rows, REPLY_ARRAY_TRUNCATED);
+        bt_text_add_string(reply_writer_literal(writer), ",");
+        add_array(call, "support_sizes", "int32", rows, REPLY_ARRAY_SUPPORT_SIZES);
     }
+    bt_text_add_string(reply_writer_literal(writer), "},");
+}
+
+static void add_mask_lists(api_call *call) {
+    add_list(call, "output_token_sampling_mask", REPLY_MASK);
+    add_list(call, "output_token_sampling_logprobs", REPLY_MASK_LOGPROBS);
+    if (call->writer.request->generation.mask_bounded == 0) return;
+    add_list(call, "output_token_sampling_mask_truncated", REPLY_TRUNCATED);
+    add_list(call, "output_token_sampling_support_sizes", REPLY_SUPPORT_SIZES);
+}
+
+/* Without any row the keys are absent, as when no mask was asked for. */
+static void add_masks(api_call *call) {
+    const api_request *request = call->writer.request;
+    const uint32_t rows = call->writer.range.row_to;
+    if (request->generation.mask_mode == ROW_MASK_OFF || rows == 0) return;
+    if (!request->wants_safetensors) {
+        if (request->packs_mask) {
+            add_packed(call);
+        } else {
+            add_mask_lists(call);
+        }
+    }
+    bt_text_add_format(reply_writer_literal(&call->writer),
+                       "\"output_token_sampling_mask_length\":%u,", rows);
+    add_list(call, "output_token_weight_versions", REPLY_WEIGHTS);
 }
 
 /* Several samples have ids of their own. */
@@ -109,7 +153,10 @@ static void add_id(const api_call *call, uint32_t sample, bt_text *out) {
 
 void api_meta_add(api_call *call, uint32_t sample) {
     const api_time *time = &call->options.time;
-    uint64_t now_us = bt_clock_now_us(&time->clock);
+    const api_whole *whole = &call->whole;
+    const uint64_t now_us = whole->is_fixed ? whole->now_us : bt_clock_now_us(&time->clock);
+    const double wall_seconds =
+        whole->is_fixed ? whole->wall_seconds : time->wall_seconds(time->context);
     bt_text *out = reply_writer_literal(&call->writer);
     bt_text_add_string(out, "{\"id\":");
     add_id(call, sample, out);
@@ -118,7 +165,8 @@ void api_meta_add(api_call *call, uint32_t sample) {
     bt_text_add_format(
         out, ",\"prompt_tokens\":%u,\"weight_version\":\"default\",\"num_retractions\":%u,",
         call->writer.request->prompt.count, call->samples[sample].retractions);
-    add_lists(call);
+    if (call->writer.request->wants_logprob) add_logprob_lists(call);
+    add_masks(call);
     out = reply_writer_literal(&call->writer);
     bt_text_add_format(out,
                        "\"reasoning_tokens\":0,\"completion_tokens\":%u,\"cached_tokens\":%u,"
@@ -126,6 +174,6 @@ void api_meta_add(api_call *call, uint32_t sample) {
                        call->writer.range.row_to, api_item_of(call, sample)->cached_tokens);
     bt_json_add_double(out, (double)(now_us - call->options.started_us) / 1e6);
     bt_text_add_string(out, ",\"response_sent_to_client_ts\":");
-    bt_json_add_double(out, time->wall_seconds(time->context));
+    bt_json_add_double(out, wall_seconds);
     bt_text_add_string(out, "}");
 }

@@ -75,7 +75,7 @@ static void add_extras(api_call *call, uint32_t sample, const api_part *part) {
     const api_request *request = call->request;
     reply_writer *writer = &call->writer;
     const bool has_rows = part->kind != API_PART_ROLE;
-    if (request->returns_token_ids && has_rows) {
+    if (request->returns_token_ids && has_rows && !request->wants_safetensors) {
         bt_text_add_string(reply_writer_literal(writer), ",\"response_token_ids\":");
         reply_writer_add(writer, REPLY_IDS);
     }
@@ -133,7 +133,10 @@ static reply_range empty_range(const api_sample *s) {
                          .row_to = s->going.row_to,
                          .text_from = s->going.text_to,
                          .text_to = s->going.text_to,
-                         .place = s->going.place};
+                         .entries_from = s->going.entries_to,
+                         .entries_to = s->going.entries_to,
+                         .place = s->going.place,
+                         .weights = &s->weights};
 }
 
 static void add_event(api_call *call, uint32_t sample, const api_part *part,

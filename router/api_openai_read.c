@@ -113,6 +113,7 @@ void api_openai_read(api_reader *reader, openai_fields *fields, api_sampling *sa
     api_sampling_read(&fields->parameters, reader->model, request, sampling);
     if (request->generation.mask_mode != ROW_MASK_OFF)
         api_sampling_admit_mask(reader->settings, sampling, reader->failure);
-    /* Without meta_info there is nowhere to return masks, so nothing pays for them. */
-    if (!request->returns_meta) request->generation.mask_mode = ROW_MASK_OFF;
+    /* Without meta_info or tensors there is nowhere to return masks, so nothing pays for them. */
+    if (!request->returns_meta && !request->wants_safetensors)
+        request->generation.mask_mode = ROW_MASK_OFF;
 }

@@ -161,7 +161,8 @@ bool api_item_begin(api_reader *reader, uint32_t index) {
     reader->request = request;
     reader->names_item = reader->has_own_values;
     reader->logprob_start = -1;
-    request->kind = reader->kind;
+    request->kind = reader->body->kind;
+    request->wants_safetensors = reader->body->wants_safetensors;
     request->skips_special = true;
     request->stream_interval = settings->stream_interval;
     request->generation = proto_generation_default();
@@ -198,15 +199,23 @@ static void check_samples(const api_reader *reader) {
                        reader->settings->batch_max);
 }
 
-bool api_batch_read(api_kind kind, const char *body, size_t bytes, const api_settings *settings,
-                    const api_model *model, api_batch *out, api_failure *failure_out) {
+/* Its head tells how long everything is. */
+static void check_tensors(const api_reader *reader) {
+    const api_request *first = &reader->batch->items[0];
+    if (first->streams && first->wants_safetensors)
+        (void)api_fail(reader->failure, 400, API_ERROR_GENERATE,
+                       "stream must be false for Accept: application/x-safetensors.");
+}
+
+bool api_batch_read(const api_body *body, const api_settings *settings, const api_model *model,
+                    api_batch *out, api_failure *failure_out) {
     bt_json root;
     bt_error error;
     api_reader reader = {
-        .settings = settings, .model = model, .kind = kind, .batch = out, .failure = failure_out};
+        .settings = settings, .model = model, .body = body, .batch = out, .failure = failure_out};
     memset(out, 0, sizeof(*out));
     memset(failure_out, 0, sizeof(*failure_out));
-    if (bt_json_parse(body, bytes, &root, &error) != BT_OK) {
+    if (bt_json_parse(body->text, body->bytes, &root, &error) != BT_OK) {
         (void)api_fail(failure_out, 400, API_ERROR_SCHEMA, "%s", error.text);
     } else if (root.kind != BT_JSON_OBJECT) {
         (void)api_fail(failure_out, 400, API_ERROR_SCHEMA,
@@ -214,16 +223,17 @@ bool api_batch_read(api_kind kind, const char *body, size_t bytes, const api_set
     } else if (!model->is_known) {
         (void)api_fail(failure_out, 503, API_ERROR_OPENAI,
                        "no prefill and decode worker has joined yet");
-    } else if (kind == API_GENERATE) {
+    } else if (body->kind == API_GENERATE) {
         api_generate_read(&reader, &root);
-    } else if (kind == API_CHAT) {
+    } else if (body->kind == API_CHAT) {
         api_chat_read(&reader, &root);
     } else {
         api_completion_read(&reader, &root);
     }
     if (failure_out->http_status == 0) check_samples(&reader);
+    if (failure_out->http_status == 0) check_tensors(&reader);
     if (failure_out->http_status == 0) return true;
-    if (kind != API_GENERATE) failure_out->shape = API_ERROR_OPENAI;
+    if (body->kind != API_GENERATE) failure_out->shape = API_ERROR_OPENAI;
     api_batch_fini(out);
     return false;
 }

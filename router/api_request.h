@@ -94,6 +94,8 @@ typedef struct api_request {
     bool streams;
     bool wants_logprob;
     bool wants_logprob_text;
+    bool packs_mask;        /* sampling_mask_format "packed" */
+    bool wants_safetensors; /* a whole reply as a file of tensors */
     bool skips_special;
     bool keeps_stop; /* no_stop_trim */
     bool returns_prompt_ids;
@@ -120,11 +122,18 @@ typedef struct api_batch {
     bool is_list; /* the client gave a list, so it gets one, also of one item */
 } api_batch;
 
-/* Reads `body` [bytes]. false: *failure_out says why. On success *out is filled and owned by the
- * caller, who ends it with api_batch_fini. */
-BT_MUST_CHECK bool api_batch_read(api_kind kind, const char *body, size_t bytes,
-                                  const api_settings *settings, const api_model *model,
-                                  api_batch *out, api_failure *failure_out);
+/* What came over HTTP. */
+typedef struct api_body {
+    api_kind kind;
+    bool wants_safetensors; /* by its Accept fields */
+    const char *text;
+    size_t bytes;
+} api_body;
+
+/* Reads a body. false: *failure_out says why. On success *out is filled and owned by the caller,
+ * who ends it with api_batch_fini. */
+BT_MUST_CHECK bool api_batch_read(const api_body *body, const api_settings *settings,
+                                  const api_model *model, api_batch *out, api_failure *failure_out);
 void api_batch_fini(api_batch *batch);
 
 #endif

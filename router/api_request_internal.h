@@ -8,7 +8,7 @@
 typedef struct api_reader {
     const api_settings *settings;
     const api_model *model;
-    api_kind kind;
+    const api_body *body;
     api_batch *batch;
     bool has_own_values;  /* items have values of their own besides the prompt */
     bool names_item;      /* a failure is the item's: its sentence says which */

@@ -17,6 +17,7 @@ void api_sample_init(api_call *call, uint32_t sample, uint32_t item) {
 
 void api_sample_fini(api_sample *s) {
     reply_store_fini(&s->store);
+    weight_runs_fini(&s->weights);
     generation_fini(&s->generation);
 }
 
@@ -117,16 +118,26 @@ static bool has_numbers(const token_row *row) {
     return is_good;
 }
 
+/* The row first: what a failure sends covers the tokens that were taken, each with its row. */
+static bt_status store_row(const api_item *item, api_sample *s, const uint8_t *record,
+                           const token_row *row, size_t bytes) {
+    if (!item->stores_rows) return BT_OK;
+    const bt_status status = reply_store_append(&s->store, record, bytes);
+    if (status != BT_OK || item->request->generation.mask_mode == ROW_MASK_OFF) return status;
+    return weight_runs_push(&s->weights, row->weights_version);
+}
+
 static bt_status take_row(api_call *call, api_sample *s, const uint8_t *record,
                           const token_row *row, size_t bytes) {
     const api_item *item = &call->items[s->item];
+    const uint32_t before = s->generation.count;
     if (!has_numbers(row)) return BT_ERR_WORKER_INTERNAL;
     if (row->id_logprob_count != item->request->generation.logprob_id_count)
         return BT_ERR_PEER_PROTOCOL;
-    /* The row first: what a failure sends covers the tokens that were taken, each with its row. */
-    bt_status status = item->stores_rows ? reply_store_append(&s->store, record, bytes) : BT_OK;
-    if (status != BT_OK) return status;
-    return generation_push(&s->generation, row->token);
+    bt_status status = store_row(item, s, record, row, bytes);
+    if (status == BT_OK) status = generation_push(&s->generation, row->token);
+    if (s->generation.count > before) s->entries += row->support_count;
+    return status;
 }
 
 bt_status api_sample_take_rows(api_call *call, api_sample *s, const uint8_t *records,

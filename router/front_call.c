@@ -74,7 +74,7 @@ static void free_parts(front_call *call) {
         thread->calls = call->next;
     }
     if (call->next != NULL) call->next->previous = call->previous;
-    http_server_body_free(bodies, call->body, call->job.body_bytes);
+    http_server_body_free(bodies, call->body, call->job.body.bytes);
     budget_give(bodies, call->held_bytes);
     if (call->has_call) {
         api_call_fini(&call->call);
@@ -213,30 +213,30 @@ static void refuse(http_exchange *exchange, api_kind kind, int status, const cha
     bt_text_fini(&body);
 }
 
-void front_generate(front_thread *thread, http_exchange *exchange, api_kind kind, char *body,
-                    size_t body_bytes) {
+void front_generate(front_thread *thread, http_exchange *exchange, char *body,
+                    const api_body *given) {
     const front_options *options = &thread->front->options;
     front_call *call = NULL;
     const bool has_room = atomic_load(&thread->flow_count) < options->flows_per_thread_max;
     if (has_room && !thread->is_stopping) call = bt_calloc(1, sizeof(*call));
     if (call == NULL) {
-        http_server_body_free(options->http.body_budget, body, body_bytes);
-        refuse(exchange, kind, 503, thread->is_stopping ? STOPPING : TOO_MANY);
+        http_server_body_free(options->http.body_budget, body, given->bytes);
+        refuse(exchange, given->kind, 503, thread->is_stopping ? STOPPING : TOO_MANY);
         return;
     }
     call->thread = thread;
     call->exchange = exchange;
     call->body = body;
     call->started_us = bt_clock_now_us(&thread->front->clock);
-    call->job =
-        (intake_job){.kind = kind, .body = body != NULL ? body : "", .body_bytes = body_bytes};
+    call->job = (intake_job){.body = *given};
+    call->job.body.text = body != NULL ? body : "";
     call->next = thread->calls;
     if (call->next != NULL) call->next->previous = call;
     thread->calls = call;
     atomic_fetch_add(&thread->flow_count, 1);
     if (!intake_give(options->intake, thread->index, &call->job)) {
         drop(call);
-        refuse(exchange, kind, 503, "too many requests are being read");
+        refuse(exchange, given->kind, 503, "too many requests are being read");
         return;
     }
     const http_owner owner = {.on_room = on_room, .on_gone = on_gone, .context = call};
@@ -264,8 +264,8 @@ static void fill_flow(front_call *call, uint32_t item, control_sample *samples) 
 static void answer_busy(front_call *call, const char *text) {
     api_output output = output_of(call);
     api_failure failure = {.http_status = 503,
-                           .shape = call->job.kind == API_GENERATE ? API_ERROR_GENERATE
-                                                                   : API_ERROR_OPENAI};
+                           .shape = call->job.body.kind == API_GENERATE ? API_ERROR_GENERATE
+                                                                        : API_ERROR_OPENAI};
     snprintf(failure.text, sizeof(failure.text), "%s", text);
     api_answer_failure(&output, &failure);
     drop(call);
@@ -342,9 +342,9 @@ static void start_call(front_call *call) {
 
 static void take_job(front_call *call) {
     http_server_body_free(call->thread->front->options.http.body_budget, call->body,
-                          call->job.body_bytes);
+                          call->job.body.bytes);
     call->body = NULL;
-    call->job.body_bytes = 0;
+    call->job.body.bytes = 0;
     if (call->exchange == NULL) {
         drop(call);
     } else if (call->job.is_good) {

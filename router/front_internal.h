@@ -82,9 +82,9 @@ double front_wall_seconds(void *context);
 /* The handler of http_server. */
 void front_on_request(void *context, http_exchange *exchange, const http_request *request,
                       char *body, size_t body_bytes);
-/* Takes body. */
-void front_generate(front_thread *thread, http_exchange *exchange, api_kind kind, char *body,
-                    size_t body_bytes);
+/* Takes body [given->bytes], which becomes the text of what is given. */
+void front_generate(front_thread *thread, http_exchange *exchange, char *body,
+                    const api_body *given);
 /* What the intake and the control thread give back. */
 void front_on_intake(void *context);
 void front_on_control(void *context);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "router/front_internal.h"
+#include "router/http_accept.h"
 
 static void reply(http_exchange *exchange, int status, const char *content_type,
                   const bt_text *body, const char *fields) {
@@ -150,9 +151,11 @@ void front_on_request(void *context, http_exchange *exchange, const http_request
     const char *allow, *rest;
     api_route route = api_route_find(request->method, request->path, &allow, &rest);
     bool is_for_reading = allow == NULL && request->method != HTTP_METHOD_OPTIONS;
-    api_kind kind;
-    if (is_for_reading && kind_of(route, &kind)) {
-        front_generate(thread, exchange, kind, body, body_bytes);
+    api_body given = {.bytes = body_bytes};
+    if (is_for_reading && kind_of(route, &given.kind)) {
+        given.wants_safetensors =
+            http_accept_prefers(request, "application/x-safetensors", "application/json");
+        front_generate(thread, exchange, body, &given);
         return;
     }
     http_server_body_free(thread->front->options.http.body_budget, body, body_bytes);

@@ -42,8 +42,8 @@ struct intake {
 static void read_job(intake *in, intake_job *job) {
     api_model model;
     control_get_model(in->options.control, &model);
-    job->is_good = api_batch_read(job->kind, job->body, job->body_bytes, in->options.settings,
-                                  &model, &job->batch, &job->failure);
+    job->is_good =
+        api_batch_read(&job->body, in->options.settings, &model, &job->batch, &job->failure);
 }
 
 /* One job of each lane at a time, so that a burst of one HTTP thread does not hold up the others.

@@ -12,9 +12,7 @@ typedef struct intake intake;
 
 /* One body to read. The giver fills the first part and keeps the job until it is back. */
 typedef struct intake_job {
-    api_kind kind;
-    const char *body;
-    size_t body_bytes;
+    api_body body;
     /* Filled by the tokenizer thread. */
     bool is_good;
     api_batch batch;     /* is_good; the giver's */

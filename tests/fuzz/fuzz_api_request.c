@@ -71,10 +71,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     api_batch batch;
     api_failure failure;
     if (bytes == 0 || bytes > INPUT_MAX) return 0;
-    const api_kind kind = (api_kind)(data[0] % 3);
-    const char *body = (const char *)data + 1;
-    if (api_batch_read(kind, body, bytes - 1, &settings, &model, &batch, &failure)) {
+    const api_body body = {.kind = (api_kind)(data[0] % 3),
+                           .wants_safetensors = data[0] >= 128,
+                           .text = (const char *)data + 1,
+                           .bytes = bytes - 1};
+    if (api_batch_read(&body, &settings, &model, &batch, &failure)) {
         BT_ASSERT(batch.count > 0 && batch.count <= 8 && (batch.is_list || batch.count == 1));
+        BT_ASSERT(!body.wants_safetensors || !batch.items[0].streams);
         for (uint32_t i = 0; i < batch.count; i++) {
             check_request(&batch.items[i]);
         }

@@ -296,6 +296,17 @@ def check_rows(meta, output_ids, mode, top_k=None):
             equal(row, [token], "greedy row")
 
 
+def joined_runs(runs):
+    """[[version, tokens], ...] of several events as one reply tells them."""
+    joined = []
+    for version, tokens in runs:
+        if joined and joined[-1][0] == version:
+            joined[-1][1] += tokens
+        else:
+            joined.append([version, tokens])
+    return joined
+
+
 def in_threads(functions):
     """Runs the functions at once and returns their results in order; the first exception is raised."""
     results, errors = [None] * len(functions), []

@@ -24,7 +24,7 @@ NEEDS_TOP_K = ("return_sampling_mask requires top_k=1 for greedy sampling or a f
 META_BEFORE = ["id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions"]
 META_LOGPROBS = ["input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"]
 META_MASK = ["output_token_sampling_mask", "output_token_sampling_logprobs",
-             "output_token_sampling_mask_length"]
+             "output_token_sampling_mask_length", "output_token_weight_versions"]
 META_AFTER = ["reasoning_tokens", "completion_tokens", "cached_tokens", "cached_tokens_details", "dp_rank",
               "e2e_latency", "response_sent_to_client_ts"]
 cluster = None

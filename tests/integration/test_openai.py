@@ -4,7 +4,7 @@ worker; what load generators and evaluation harnesses send."""
 
 import json
 
-from harness import Cluster, case, check, check_rows, equal, run_cases, tiny_model
+from harness import Cluster, case, check, check_rows, equal, joined_runs, run_cases, tiny_model
 
 IDS = [5, 9, 33, 70, 12, 8, 41]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -37,6 +37,8 @@ def together(events):
             for key, value in choice.get("meta_info", {}).items():
                 if isinstance(value, list):
                     whole["meta"].setdefault(key, []).extend(value)
+                    if key == "output_token_weight_versions":
+                        whole["meta"][key] = joined_runs(whole["meta"][key])
                 else:
                     whole["meta"][key] = value
             check(whole.get("reason") is None, "an event behind the end of a choice")

@@ -174,7 +174,9 @@ bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
     char *copy = malloc(bytes > 0 ? bytes : 1);
     assert_non_null(copy);
     memcpy(copy, body, bytes);
-    bool is_good = api_batch_read(kind, copy, bytes, &f->settings, &f->model, &batch, &failure);
+    const api_body given = {
+        .kind = kind, .wants_safetensors = f->wants_safetensors, .text = copy, .bytes = bytes};
+    bool is_good = api_batch_read(&given, &f->settings, &f->model, &batch, &failure);
     free(copy);
     if (!is_good) {
         api_answer_failure(&output, &failure);

@@ -22,6 +22,7 @@ typedef struct api_fixture {
     api_model model;
     reply_limits limits;
     uint64_t now_us;
+    bool wants_safetensors; /* what Accept says */
     /* The request in progress. */
     bool is_running;
     api_call call;

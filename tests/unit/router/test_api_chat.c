@@ -96,7 +96,8 @@ static void test_masks_in_meta_info(void **state) {
                                 "\"default\",\"num_retractions\":0,\"output_token_sampling_mask\":"
                                 "[[89,3838]],\"output_token_sampling_logprobs\":"
                                 "[[-0.23638874292373657,-1.5581445693969727]],"
-                                "\"output_token_sampling_mask_length\":1,\"reasoning_tokens\":0,"
+                                "\"output_token_sampling_mask_length\":1,"
+                                "\"output_token_weight_versions\":[[0,1]],\"reasoning_tokens\":0,"
                                 "\"completion_tokens\":1,\"cached_tokens\":0,"
                                 "\"cached_tokens_details\":null,\"dp_rank\":null,\"e2e_latency\":"
                                 "0.041,\"response_sent_to_client_ts\":1790000000.25}}]," USAGE(

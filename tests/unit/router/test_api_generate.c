@@ -19,8 +19,9 @@
     "\"reasoning_tokens\":0,\"completion_tokens\":" count                                          \
     ",\"cached_tokens\":0,\"cached_tokens_details\":null,\"dp_rank\":null,"                        \
     "\"e2e_latency\":0.041,\"response_sent_to_client_ts\":1790000000.25}"
-#define PROMPT "\"rid\":\"r1\",\"input_ids\":[785,6722,315,9625,374]"
-#define MASKED PROMPT ",\"return_sampling_mask\":true"
+#define WEIGHTS(count) "\"output_token_weight_versions\":[[0," count "]],"
+#define PROMPT         "\"rid\":\"r1\",\"input_ids\":[785,6722,315,9625,374]"
+#define MASKED         PROMPT ",\"return_sampling_mask\":true"
 
 static const int32_t FIRST_IDS[] = {80, 279, 264};
 static const float FIRST_LOGPROBS[] = {-0.5108256f, -1.2039728f, -2.3025851f};
@@ -62,7 +63,7 @@ static void test_selected_mode(void **state) {
                                                   "\"output_token_sampling_logprobs\":[-0."
                                                   "5108255743980408,0.0],"
                                                   "\"output_token_sampling_mask_length\":"
-                                                  "2," META_TAIL("2") "}");
+                                                  "2," WEIGHTS("2") META_TAIL("2") "}");
 }
 
 static void test_support_mode_with_logprobs(void **state) {
@@ -86,7 +87,7 @@ static void test_support_mode_with_logprobs(void **state) {
                                                   "5108255743980408,-1.2039728164672852,"
                                                   "-2.3025851249694824],[0.0]],"
                                                   "\"output_token_sampling_mask_length\":"
-                                                  "2," META_TAIL("2") "}");
+                                                  "2," WEIGHTS("2") META_TAIL("2") "}");
 }
 
 static void test_text_in_logprobs_and_prompt_ids(void **state) {
@@ -236,12 +237,12 @@ static void test_cumulative_stream(void **state) {
     "data: {\"text\":\"P\",\"output_ids\":[80]," META_HEAD(                                        \
         "null") "\"output_token_sampling_mask\":[[80,279,264]],"                                   \
                 "\"output_token_sampling_logprobs\":[-0.5108255743980408],"                        \
-                "\"output_token_sampling_mask_length\":1," META_TAIL("1") "}\n\n"
+                "\"output_token_sampling_mask_length\":1," WEIGHTS("1") META_TAIL("1") "}\n\n"
 #define SECOND(reason)                                                                             \
     "data: {\"text\":\"P,\",\"output_ids\":[80,44]," META_HEAD(                                    \
         reason) "\"output_token_sampling_mask\":[[80,279,264],[44]],"                              \
                 "\"output_token_sampling_logprobs\":[-0.5108255743980408,0.0],"                    \
-                "\"output_token_sampling_mask_length\":2," META_TAIL("2") "}\n\n"
+                "\"output_token_sampling_mask_length\":2," WEIGHTS("2") META_TAIL("2") "}\n\n"
     assert_string_equal(api_fixture_body(f),
                         FIRST SECOND("null")
                             SECOND("{\"type\":\"length\",\"length\":2}") "data: [DONE]\n\n");
@@ -256,68 +257,21 @@ static void test_incremental_stream(void **state) {
                                 "\"sampling_params\":{\"top_k\":3}}"));
     two_masked_rows(f, false);
     api_fixture_length(f);
-    assert_string_equal(
-        api_fixture_body(f),
-        "data: {\"text\":\"P\",\"output_ids\":[80]," META_HEAD(
-            "null") "\"input_token_logprobs\":[],"
-                    "\"output_token_logprobs\":[[-0.9162907600402832,80,null]],"
-                    "\"output_token_logprobs_length\":1,"
-                    "\"output_token_sampling_mask\":[[80,279,264]],"
-                    "\"output_token_sampling_logprobs\":[-0.5108255743980408],"
-                    "\"output_token_sampling_mask_length\":1," META_TAIL(
-                        "1") "}\n\n"
-                             "data: {\"text\":\",\",\"output_ids\":[44]," META_HEAD(
-                                 "null") "\"input_token_logprobs\":[],"
-                                         "\"output_token_logprobs\":[[-0.25,44,"
-                                         "null]],\"output_token_logprobs_length\":"
-                                         "2,"
-                                         "\"output_token_sampling_mask\":[[44]],"
-                                         "\"output_token_sampling_logprobs\":[0.0],"
-                                         "\"output_token_sampling_mask_length\":"
-                                         "2," META_TAIL("2") "}\n\n"
-                                                             "data: "
-                                                             "{\"text\":\"\",\"output_ids\":[]"
-                                                             "," META_HEAD(
-                                                                 "{\"type\":\"length\","
-                                                                 "\"length\":2}") "\"input_"
-                                                                                  "token_"
-                                                                                  "logprobs\":"
-                                                                                  "[],"
-                                                                                  "\"output_"
-                                                                                  "token_"
-                                                                                  "logprobs\":"
-                                                                                  "[],"
-                                                                                  "\"output_"
-                                                                                  "token_"
-                                                                                  "logprobs_"
-                                                                                  "length\":2,"
-                                                                                  "\"output_"
-                                                                                  "token_"
-                                                                                  "sampling_"
-                                                                                  "mask\":[],"
-                                                                                  "\"output_"
-                                                                                  "token_"
-                                                                                  "sampling_"
-                                                                                  "logprobs\":"
-                                                                                  "[],"
-                                                                                  "\"output_"
-                                                                                  "token_"
-                                                                                  "sampling_"
-                                                                                  "mask_"
-                                                                                  "length\":"
-                                                                                  "2"
-                                                                                  "," META_TAIL(
-                                                                                      "2") "}"
-                                                                                           "\n"
-                                                                                           "\n"
-                                                                                           "da"
-                                                                                           "ta"
-                                                                                           ": "
-                                                                                           "[D"
-                                                                                           "ON"
-                                                                                           "E]"
-                                                                                           "\n"
-                                                                                           "\n");
+#define DELTA(text, ids, reason, count, logprobs, masks, selected, runs)                           \
+    "data: {\"text\":\"" text "\",\"output_ids\":[" ids                                            \
+    "]," META_HEAD(reason) "\"input_token_logprobs\":[],\"output_token_logprobs\":[" logprobs      \
+                           "],\"output_token_logprobs_length\":" count                             \
+                           ",\"output_token_sampling_mask\":[" masks                               \
+                           "],\"output_token_sampling_logprobs\":[" selected                       \
+                           "],\"output_token_sampling_mask_length\":" count                        \
+                           ",\"output_token_weight_versions\":[" runs                              \
+                           "]," META_TAIL(count) "}\n\n"
+    assert_string_equal(api_fixture_body(f),
+                        DELTA("P", "80", "null", "1", "[-0.9162907600402832,80,null]",
+                              "[80,279,264]", "-0.5108255743980408", "[0,1]")
+                            DELTA(",", "44", "null", "2", "[-0.25,44,null]", "[44]", "0.0", "[0,1]")
+                                DELTA("", "", "{\"type\":\"length\",\"length\":2}", "2", "", "", "",
+                                      "") "data: [DONE]\n\n");
 }
 
 /* The token that ends the reply goes out in one event with the reason. */

@@ -263,11 +263,11 @@ static void test_short_replies(void **state) {
 #define HEAD                                                                                       \
     "data: {\"id\":\"c1\",\"object\":\"chat.completion.chunk\",\"created\":1790000000,\"model\":"  \
     "\"m\",\"choices\":[{\"index\":0,"
-#define META(reason, count, lists)                                                                 \
+#define META(reason, count, lists, runs)                                                           \
     "\"meta_info\":{\"id\":\"c1\",\"finish_reason\":" reason                                       \
     ",\"prompt_tokens\":2,\"weight_version\":\"default\",\"num_retractions\":0," lists             \
-    "\"output_token_sampling_mask_length\":" count                                                 \
-    ",\"reasoning_tokens\":0,\"completion_tokens\":" count                                         \
+    "\"output_token_sampling_mask_length\":" count ",\"output_token_weight_versions\":[" runs      \
+    "],\"reasoning_tokens\":0,\"completion_tokens\":" count                                        \
     ",\"cached_tokens\":0,\"cached_tokens_details\":null,\"dp_rank\":null,\"e2e_latency\":0.041,"  \
     "\"response_sent_to_client_ts\":1790000000.25}}]}\n\n"
 #define LISTS(mask, logprobs)                                                                      \
@@ -286,19 +286,20 @@ static void test_a_chat_stream_with_masks(void **state) {
     api_fixture_mask_row(f, 0xe2, 0, LOGPROBS[2], IDS_B, &LOGPROBS[2], 1);
     api_fixture_stop(f, 0xe2);
     assert_string_equal(
-        api_fixture_body(f),
-        HEAD "\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null," OPEN
-             ",\"prompt_token_ids\":[72,105]}]}\n\n" HEAD
-             "\"delta\":{\"content\":\"Y\"},\"logprobs\":null," OPEN
-             ",\"response_token_ids\":[89]," META(
-                 "null", "1", LISTS("[89,3838]", "[-0.23638874292373657,-1.5581445693969727]")) HEAD
+        api_fixture_body(f), HEAD
+        "\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null," OPEN
+        ",\"prompt_token_ids\":[72,105]}]}\n\n" HEAD
+        "\"delta\":{\"content\":\"Y\"},\"logprobs\":null," OPEN
+        ",\"response_token_ids\":[89]," META(
+            "null", "1", LISTS("[89,3838]", "[-0.23638874292373657,-1.5581445693969727]"), "[0,1]")
+            HEAD
         "\"delta\":{\"content\":\"\"},\"logprobs\":null," OPEN
-        ",\"response_token_ids\":[226]," META("null", "2", LISTS("[226]", "[0.0]")) HEAD
+        ",\"response_token_ids\":[226]," META("null", "2", LISTS("[226]", "[0.0]"), "[0,1]") HEAD
         "\"delta\":{\"content\":\"\xef\xbf\xbd\"},\"logprobs\":null," OPEN
-        ",\"response_token_ids\":[]," META("null", "2", LISTS("", "")) HEAD
+        ",\"response_token_ids\":[]," META("null", "2", LISTS("", ""), "") HEAD
         "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\",\"matched_stop\":226,"
-        "\"response_token_ids\":[]," META("{\"type\":\"stop\",\"matched\":226}", "2", LISTS("", ""))
-            DONE);
+        "\"response_token_ids\":[]," META("{\"type\":\"stop\",\"matched\":226}", "2", LISTS("", ""),
+                                          "") DONE);
 }
 
 /* ---- failures -------------------------------------------------------------------------------- */

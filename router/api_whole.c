@@ -1,0 +1,175 @@
+/* A reply that is sent when it is complete, part by part; one part at a time is in the writer.
+ *
+ *   JSON          a part for each sample
+ *   safetensors   the head: its length, a part for each sample, its end; then the arrays of each
+ *                 sample; then the JSON, which lacks what is in the arrays
+ *
+ * The head says how long everything is, so a safetensors reply is formatted twice: its JSON once
+ * for the length alone. What may differ between the two is fixed before (the time), or does not
+ * change once a reply is being written. Arrays are not looked at to know their lengths. Rows are
+ * kept until their last part is written. */
+#include "base/little_endian.h"
+#include "router/api_format.h"
+#include "router/tensor_header.h"
+
+enum { MEASURED_BYTES = 64 * 1024, LENGTH_BYTES = 8 };
+
+static bool is_tensors(const api_call *call) {
+    return call->request->wants_safetensors;
+}
+
+void api_whole_begin(api_call *call) {
+    call->whole = (api_whole){0};
+}
+
+/* What was written is not needed any more. */
+static void drop_written(api_call *call, uint32_t sample) {
+    const uint32_t item = call->samples[sample].item;
+    reply_store_fini(&call->samples[sample].store);
+    const bool is_last = sample + 1 == call->sample_count || call->samples[sample + 1].item != item;
+    if (is_last) reply_store_fini(&call->items[item].prompt.store);
+}
+
+/* The JSON of a sample, and what is around it. */
+static void start_json(api_call *call, uint32_t sample) {
+    const reply_range all = api_sample_range(&call->samples[sample]);
+    call->current = sample;
+    api_start_writer(call, sample, &all);
+    if (call->request->kind != API_GENERATE) {
+        api_openai_add(call, sample);
+        return;
+    }
+    const bool is_list = api_is_list(call);
+    const bool is_last = sample + 1 == call->sample_count;
+    if (is_list) bt_text_add(reply_writer_literal(&call->writer), sample == 0 ? "[" : ",", 1);
+    api_generate_add(call, sample);
+    if (is_list && is_last) bt_text_add(reply_writer_literal(&call->writer), "]", 1);
+}
+
+/* ---- safetensors ----------------------------------------------------------------------------- */
+
+/* The usual reply holds several samples, also when it is a list of one. */
+static bool has_prefixes(const api_call *call) {
+    return call->sample_count > 1 || (call->request->kind == API_GENERATE && api_is_list(call));
+}
+
+static void add_to_head(const api_call *call, tensor_header *header, bt_text *out,
+                        uint32_t sample) {
+    const api_sample *s = &call->samples[sample];
+    const proto_generation *asked = &api_request_of(call, sample)->generation;
+    const tensor_sample sizes = {.rows = s->generation.count,
+                                 .entries = s->entries,
+                                 .has_masks = asked->mask_mode != ROW_MASK_OFF,
+                                 .is_support = asked->mask_mode == ROW_MASK_SUPPORT,
+                                 .is_bounded = asked->mask_bounded != 0};
+    tensor_header_add(header, out, has_prefixes(call) ? (int64_t)sample : -1, &sizes);
+}
+
+static bt_status measure_json(api_call *call, uint32_t sample) {
+    bt_text *scratch = call->options.scratch;
+    bt_status status = BT_OK;
+    start_json(call, sample);
+    while (status == BT_OK && !reply_writer_is_done(&call->writer)) {
+        bt_text_clear(scratch);
+        status = reply_writer_produce(&call->writer, scratch, MEASURED_BYTES);
+        call->whole.json_bytes += scratch->used;
+    }
+    reply_store_rest(&call->samples[sample].store);
+    return status;
+}
+
+static uint64_t head_length(api_call *call, tensor_header *header) {
+    bt_text *scratch = call->options.scratch;
+    bt_text_clear(scratch);
+    tensor_header_begin(scratch);
+    uint64_t length = scratch->used;
+    for (uint32_t i = 0; i < call->sample_count; i++) {
+        bt_text_clear(scratch);
+        add_to_head(call, header, scratch, i);
+        length += scratch->used;
+    }
+    bt_text_clear(scratch);
+    tensor_header_end(header, scratch, length, call->whole.json_bytes);
+    return length + scratch->used;
+}
+
+bt_status api_whole_measure(api_call *call, int64_t *bytes_out) {
+    const api_time *time = &call->options.time;
+    api_whole *whole = &call->whole;
+    tensor_header header = {0};
+    *bytes_out = -1;
+    if (!is_tensors(call)) return BT_OK;
+    whole->is_fixed = true;
+    whole->now_us = bt_clock_now_us(&time->clock);
+    whole->wall_seconds = time->wall_seconds(time->context);
+    for (uint32_t i = 0; i < call->sample_count; i++) {
+        const bt_status status = measure_json(call, i);
+        if (status != BT_OK) return status;
+    }
+    whole->head_bytes = head_length(call, &header);
+    bt_text_clear(call->options.scratch);
+    if (call->options.scratch->has_failed) return BT_ERR_WORKER_MEMORY;
+    *bytes_out = (int64_t)(LENGTH_BYTES + whole->head_bytes + header.data_bytes);
+    return BT_OK;
+}
+
+/* Part 0 .. samples + 1. */
+static void start_head(api_call *call, uint32_t part) {
+    api_whole *whole = &call->whole;
+    const reply_range nothing = {0};
+    api_start_writer(call, 0, &nothing);
+    bt_text *out = reply_writer_literal(&call->writer);
+    if (part == 0) {
+        uint8_t length[LENGTH_BYTES];
+        bt_store_le64(length, whole->head_bytes);
+        bt_text_add(out, (const char *)length, sizeof(length));
+        tensor_header_begin(out);
+        whole->head_written = out->used - sizeof(length);
+    } else if (part <= call->sample_count) {
+        add_to_head(call, &whole->header, out, part - 1);
+        whole->head_written += out->used;
+    } else {
+        tensor_header_end(&whole->header, out, whole->head_written, whole->json_bytes);
+    }
+}
+
+static void start_arrays(api_call *call, uint32_t sample) {
+    static const reply_array MASKS[] = {REPLY_ARRAY_LENGTHS, REPLY_ARRAY_TOKEN_IDS,
+                                        REPLY_ARRAY_LOGPROBS};
+    static const reply_array BOUNDED[] = {REPLY_ARRAY_TRUNCATED_WIDE, REPLY_ARRAY_SUPPORT_SIZES};
+    const proto_generation *asked = &api_request_of(call, sample)->generation;
+    const reply_range all = api_sample_range(&call->samples[sample]);
+    reply_writer *writer = &call->writer;
+    if (sample > 0) reply_store_rest(&call->samples[sample - 1].store);
+    api_start_writer(call, sample, &all);
+    reply_writer_add_array(writer, REPLY_ARRAY, REPLY_ARRAY_OUTPUT_IDS);
+    for (size_t i = 0; asked->mask_mode != ROW_MASK_OFF && i < BT_ARRAY_COUNT(MASKS); i++) {
+        reply_writer_add_array(writer, REPLY_ARRAY, MASKS[i]);
+    }
+    for (size_t i = 0; asked->mask_bounded != 0 && i < BT_ARRAY_COUNT(BOUNDED); i++) {
+        reply_writer_add_array(writer, REPLY_ARRAY, BOUNDED[i]);
+    }
+}
+
+/* ---- parts ----------------------------------------------------------------------------------- */
+
+bool api_whole_next(api_call *call) {
+    const uint64_t count = call->sample_count;
+    uint64_t part = call->whole.part++;
+    if (is_tensors(call)) {
+        if (part < count + 2) {
+            start_head(call, (uint32_t)part);
+            return true;
+        }
+        part -= count + 2;
+        if (part < count) {
+            start_arrays(call, (uint32_t)part);
+            return true;
+        }
+        part -= count;
+    }
+    if (part > 0 && part <= count) drop_written(call, (uint32_t)part - 1);
+    if (part >= count) return false;
+    start_json(call, (uint32_t)part);
+    return true;
+}

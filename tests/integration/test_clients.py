@@ -146,6 +146,98 @@ def openai_reads_masks_from_extra_fields():
     equal(len(choice["response_token_ids"]), 3)
 
 
+def mask_fields(**extra):
+    return {"top_k": 5, "return_sampling_mask": True, "sampling_logprobs_mode": "support",
+            "return_meta_info": True, "return_token_ids": True, "ignore_eos": True, **extra}
+
+
+def take_choice(whole, choice):
+    """Adds what a chunk says of a choice, read from the package's extra fields."""
+    more = choice.model_dump()
+    whole["ids"] += more.get("response_token_ids") or []
+    meta = more.get("meta_info") or {}
+    whole["rows"] += meta.get("output_token_sampling_mask", [])
+    whole["values"] += meta.get("output_token_sampling_logprobs", [])
+    if meta:
+        whole["length"] = meta["output_token_sampling_mask_length"]
+    whole["reason"] = choice.finish_reason
+
+
+def empty_choice():
+    return {"text": "", "ids": [], "rows": [], "values": [], "length": None, "reason": None}
+
+
+@case
+def openai_streams_masks_of_a_chat():
+    fields = dict(model="any", messages=MESSAGES, max_tokens=7, temperature=1.0, seed=4, n=2,
+                  extra_body=mask_fields())
+    reply = client().chat.completions.create(**fields)
+    told = {0: empty_choice(), 1: empty_choice()}
+    for chunk in client().chat.completions.create(stream=True, **fields):
+        for choice in chunk.choices:
+            told[choice.index]["text"] += choice.delta.content or ""
+            take_choice(told[choice.index], choice)
+    for choice in reply.choices:
+        whole = choice.model_dump()
+        equal(told[choice.index], {
+            "text": choice.message.content, "ids": whole["response_token_ids"],
+            "rows": whole["meta_info"]["output_token_sampling_mask"],
+            "values": whole["meta_info"]["output_token_sampling_logprobs"], "length": 7, "reason": "length"})
+
+
+@case
+def openai_completions():
+    fields = dict(model="any", prompt=["Say something.", "And more"], max_tokens=6, temperature=1.0, seed=2, n=2,
+                  logprobs=3, extra_body=mask_fields())
+    reply = client().completions.create(**fields)
+    equal([c.index for c in reply.choices], [0, 1, 2, 3])
+    equal(reply.object, "text_completion")
+    equal(reply.usage.completion_tokens, 24)
+    told = {i: {**empty_choice(), "tokens": [], "offsets": []} for i in range(4)}
+    chunks = list(client().completions.create(stream=True, stream_options={"include_usage": True}, **fields))
+    for chunk in chunks:
+        for choice in chunk.choices:
+            whole = told[choice.index]
+            whole["text"] += choice.text
+            whole["tokens"] += choice.logprobs.tokens
+            whole["offsets"] += choice.logprobs.text_offset
+            take_choice(whole, choice)
+    equal(chunks[-1].usage.completion_tokens, 24)
+    for choice in reply.choices:
+        whole = choice.model_dump()
+        equal(len(choice.logprobs.top_logprobs), 6)
+        for value, name, tops in zip(choice.logprobs.token_logprobs, choice.logprobs.tokens,
+                                     choice.logprobs.top_logprobs):
+            equal(tops[name], value)
+            check(3 <= len(tops) <= 4 and max(tops.values()) >= value, tops)
+        equal(told[choice.index], {
+            "text": choice.text, "ids": whole["response_token_ids"],
+            "rows": whole["meta_info"]["output_token_sampling_mask"],
+            "values": whole["meta_info"]["output_token_sampling_logprobs"], "length": 6, "reason": "length",
+            "tokens": choice.logprobs.tokens, "offsets": choice.logprobs.text_offset})
+
+
+@case
+def openai_scores_a_prompt():
+    reply = client().completions.create(model="any", prompt=[5, 9, 33, 70], max_tokens=0, echo=True, logprobs=1)
+    logprobs = reply.choices[0].logprobs
+    equal(logprobs.token_logprobs[0], None)
+    check(all(x <= 0 for x in logprobs.token_logprobs[1:]) and len(logprobs.tokens) == 4, logprobs)
+    equal(reply.usage.completion_tokens, 0)
+
+
+@case
+def openai_completions_have_its_errors():
+    for fields, word in (({"prompt": "a", "best_of": 4}, "best_of"), ({"prompt": [[1], [-1]]}, "[1]: prompt[0]"),
+                         ({"prompt": "a", "suffix": "b"}, "suffix"), ({"prompt": "a" * 100000}, "context length")):
+        for stream in (False, True):
+            try:
+                client().completions.create(model="any", stream=stream, **fields)
+                raise AssertionError(f"{fields} was accepted")
+            except openai.BadRequestError as error:
+                check(word in str(error), str(error))
+
+
 if __name__ == "__main__":
     with Cluster(tiny_model()) as cluster:
         try:

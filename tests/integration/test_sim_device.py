@@ -77,7 +77,8 @@ def values_over_the_vocabulary_are_never_above():
         for mode in ("selected", "support"):
             meta = cluster.generate(input_ids=[3, 4, 5], return_sampling_mask=True, return_logprob=True,
                                     sampling_logprobs_mode=mode, top_logprobs_num=5,
-                                    sampling_params={"max_new_tokens": 30, "top_k": 4096}).json["meta_info"]
+                                    sampling_params={"max_new_tokens": 30, "top_k": 4096,
+                                                     "ignore_eos": True}).json["meta_info"]
             rows, logprobs = meta["output_token_sampling_mask"], meta["output_token_sampling_logprobs"]
             equal([len(row) for row in rows], [20] * 30, "widths")
             for (full, token, _), top, row, value in zip(meta["output_token_logprobs"],
@@ -93,17 +94,17 @@ def widths_are_what_was_asked_for():
     with sim() as cluster:
         for prompt in range(8):
             meta = cluster.generate(input_ids=[prompt], return_sampling_mask=True, sampling_params={
-                "max_new_tokens": 100, "top_k": 200, "ignore_eos": True}).json["meta_info"]
+                "max_new_tokens": 100, "top_k": 200, "ignore_eos": True, "sampling_seed": 8}).json["meta_info"]
             widths += [len(row) for row in meta["output_token_sampling_mask"]]
         cut = cluster.generate(input_ids=[1], return_sampling_mask=True, sampling_params={
-            "max_new_tokens": 100, "top_k": 3}).json["meta_info"]["output_token_sampling_mask"]
+            "max_new_tokens": 100, "top_k": 3, "ignore_eos": True, "sampling_seed": 8}).json["meta_info"]["output_token_sampling_mask"]
     equal(sorted(widths)[len(widths) // 2], 2, "the median of realistic supports")
     check(4 < sum(widths) / len(widths) < 14 and max(widths) > 30, f"{sum(widths)} ids, at most {max(widths)}")
     equal(max(len(row) for row in cut), 3, "top_k cuts them")
     with sim(shared=["--sim-support", "50"],
              options=["--router-options", "--sampling-mask-max-tokens 40"]) as cluster:
         reply = cluster.generate(input_ids=[1], return_sampling_mask=True,
-                                 sampling_params={"max_new_tokens": 5, "top_k": 40})
+                                 sampling_params={"max_new_tokens": 5, "top_k": 40, "ignore_eos": True})
         equal([len(row) for row in reply.json["meta_info"]["output_token_sampling_mask"]], [40] * 5)
 
 

@@ -3,7 +3,7 @@
  * counts bytes and chunks and throws them away; it parses nothing.
  *
  *   load_client --address HOST:PORT --bodies FILE [--connections N] [--restart N] [--path PATH]
- *               [--accept TYPE] [--warmup-ms N] [--window-ms N | --replies N]
+ *               [--accept TYPE] [--warmup-ms N] [--window-ms N] [--replies N]
  *
  * FILE has a line for each body: its tokens, a tab, the JSON. Every connection sends the next line
  * as soon as its last reply is complete; behind the last line it goes on with line N of --restart
@@ -109,8 +109,8 @@ static const bt_option rows[] = {
      SETTING(connections)},
     {"restart", BT_OPTION_U32, "0", .help = "the line behind the last one", SETTING(restart)},
     {"warmup-ms", BT_OPTION_U32, "0", .help = "not counted", SETTING(warmup_ms)},
-    {"window-ms", BT_OPTION_U32, "0", .help = "counted; 0: until --replies", SETTING(window_ms)},
-    {"replies", BT_OPTION_U64, "0", .help = "ends after so many", SETTING(replies)},
+    {"window-ms", BT_OPTION_U32, "0", .help = "counted at least", SETTING(window_ms)},
+    {"replies", BT_OPTION_U64, "0", .help = "counted at least", SETTING(replies)},
 };
 #undef SETTING
 
@@ -231,6 +231,11 @@ static void say_failure(const connection *c, const char *body, size_t bytes) {
             (int)(bytes < ERROR_BYTES ? bytes : ERROR_BYTES), body);
 }
 
+static bool is_enough(uint64_t now) {
+    return is_counting && now - start_us >= set.window_ms * UINT64_C(1000) &&
+           total.replies - at_start.replies >= set.replies && total.bytes > at_start.bytes;
+}
+
 static void end_reply(connection *c) {
     const uint64_t now = now_us();
     total.replies++;
@@ -248,7 +253,7 @@ static void end_reply(connection *c) {
     }
     c->part = REPLY_HEAD;
     c->head_bytes = 0;
-    if (set.window_ms == 0 && total.replies - at_start.replies >= set.replies) is_over = true;
+    is_over = is_enough(now);
     if (!is_over) start_request(c);
 }
 
@@ -391,14 +396,11 @@ static void stop_counting(uint64_t now) {
     (void)fflush(stdout);
 }
 
+/* Until the warm-up or the window is over; -1 when only more replies end it. */
 static int wait_ms(uint64_t now, uint64_t begun_us) {
-    if (!is_counting) {
-        const uint64_t at = begun_us + set.warmup_ms * UINT64_C(1000);
-        return now >= at ? 0 : (int)((at - now) / 1000 + 1);
-    }
-    if (set.window_ms == 0) return -1;
-    const uint64_t at = start_us + set.window_ms * UINT64_C(1000);
-    return now >= at ? 0 : (int)((at - now) / 1000 + 1);
+    const uint64_t at = is_counting ? start_us + set.window_ms * UINT64_C(1000)
+                                    : begun_us + set.warmup_ms * UINT64_C(1000);
+    return now < at ? (int)((at - now) / 1000 + 1) : is_counting ? -1 : 0;
 }
 
 static void run(void) {
@@ -408,17 +410,13 @@ static void run(void) {
     for (uint32_t i = 0; i < set.connections; i++)
         open_connection(&connections[i]);
     while (!is_over) {
-        uint64_t now = now_us();
-        const int count = epoll_wait(epoll_fd, events, EVENTS_MAX, wait_ms(now, begun_us));
+        const int count = epoll_wait(epoll_fd, events, EVENTS_MAX, wait_ms(now_us(), begun_us));
         if (count < 0 && errno != EINTR) die("epoll_wait", strerror(errno));
         for (int i = 0; i < count && !is_over; i++)
             on_ready(&connections[events[i].data.u32], events[i].events);
-        now = now_us();
-        if (!is_counting && wait_ms(now, begun_us) == 0) {
-            start_counting(now);
-        } else if (is_counting && wait_ms(now, begun_us) == 0) {
-            is_over = true;
-        }
+        const uint64_t now = now_us();
+        if (!is_counting && wait_ms(now, begun_us) == 0) start_counting(now);
+        if (is_enough(now)) is_over = true;
     }
     stop_counting(now_us());
 }
@@ -429,8 +427,7 @@ int main(int argc, char **argv) {
     int status = 0;
     if (!bt_options_start(&table, argc, argv, &set, &options, &status)) return status;
     if (proto_address_parse(set.address, &address, &error) != BT_OK) die("--address", error.text);
-    if ((set.window_ms == 0) == (set.replies == 0))
-        die("--window-ms", "either this or --replies is needed");
+    if (set.window_ms == 0 && set.replies == 0) die("--window-ms", "this or --replies is needed");
     read_bodies();
     connections = bt_calloc(set.connections, sizeof *connections);
     first_byte_us = bt_calloc(SAMPLES_MAX, sizeof *first_byte_us);

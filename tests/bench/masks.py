@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ PROMPT_TOKENS = 16
 # how many tokens an event has make a difference.
 BYTES_COUNT = 4000
 WIDE = 1000  # from here on rows are measured with every number of router threads
+# What the sim device logs of its steps: how many, how late they ended, after which pause the next one followed.
+STEPS = re.compile(r"sim: (\d+) steps, .* ended (\d+) us late .* followed after (\d+) us")
 DEVICE = "sim-device"  # the thread of the sim device, which is no part of the pipeline
 
 
@@ -131,7 +134,7 @@ def start_cluster(options, threads):
     router = f"--http-threads {threads} --sampling-mask-max-tokens {widest + 1024} --incremental-streaming-output "
     router += "--reply-memory 6G --requests-max 4096"
     prefill = "--sim-step-us 1000 --prompts-max 16 --sequences-max 128 --prefix-cache off --kv-pages 4096"
-    decode = f"--sim-step-us {options.step_us} --sequences-max {options.batch} --kv-pages {64 * options.batch}"
+    decode = f"--sim-step-us {options.step_us} --sim-report-ms {max(10, options.window_ms // 8)} --sequences-max {options.batch} --kv-pages {64 * options.batch}"
     return Cluster(options.tokenizer or tiny_model("llama"), shared=["--sim-support", str(widest)], options=[
         "--device", "sim", "--router-options", router, "--prefill-options", prefill, "--decode-options", decode])
 
@@ -206,7 +209,23 @@ def relay(options, reply_bytes, frame_bytes):
     return json.loads(done.stdout)["steps_per_second"] * options.batch
 
 
-def load(options, cluster, row):
+class Steps:
+    """What the decode worker's device logs from now on."""
+
+    def __init__(self, cluster):
+        self.path = pathlib.Path(cluster.folder.name, "decode0.log")
+        self.start = self.path.stat().st_size
+
+    def means(self):
+        """Microseconds that a step ended late, and of the pause behind it."""
+        with open(self.path, "rb") as file:
+            file.seek(self.start)
+            found = [[int(word) for word in match] for match in STEPS.findall(file.read().decode())]
+        steps = sum(line[0] for line in found)
+        return [sum(line[0] * line[at] for line in found) / max(1, steps) for at in (1, 2)]
+
+
+def load(options, cluster, row, reply_bytes):
     """The row under load, for the window: what the client counted, and CPU seconds by name."""
     processes = {name: Process(cluster.pids(name)[0]) for name in ("router", "prefill", "decode")}
     with tempfile.NamedTemporaryFile("w", prefix="baton-bench.") as bodies:
@@ -214,11 +233,14 @@ def load(options, cluster, row):
         command = [BENCH / "load_client", "--address", f"{cluster.host}:{cluster.port}", "--bodies", bodies.name]
         command += ["--connections", connections, "--restart", connections]
         command += ["--warmup-ms", options.warmup_ms, "--window-ms", options.window_ms]
+        command += ["--replies", 0 if reply_bytes >= BYTES_COUNT else 2]
         with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as client:
             client.stdout.readline()
+            steps = Steps(cluster)
             before = {name: process.cpu() for name, process in processes.items()}
             line = client.stdout.readline()
             after = {name: process.cpu() for name, process in processes.items()}
+            answer_steps = steps.means()
         if client.returncode != 0 or not line:
             sys.exit(f"{row}: the client ended with status {client.returncode}")
     answer = json.loads(line)
@@ -227,15 +249,14 @@ def load(options, cluster, row):
     cpu = {name: after[name][0] - before[name][0] for name in processes}
     cpu["device"] = after["decode"][1] - before["decode"][1]
     cpu["client"] = answer["cpu_seconds"]
+    answer["late_us"], answer["pause_us"] = answer_steps
     return answer, cpu
 
 
-def rate_of(row, answer, reply_bytes):
-    if reply_bytes >= BYTES_COUNT and answer["bytes"] > 0:
+def rate_of(answer, reply_bytes):
+    if reply_bytes >= BYTES_COUNT:
         return answer["bytes"] / reply_bytes / answer["seconds"]
-    if answer["reply_tokens"] == 0:
-        sys.exit(f"{row}: fewer than two replies in the window; see --window-ms")
-    return answer["reply_tokens"] / answer["reply_seconds"]
+    return answer["reply_tokens"] / max(1e-6, answer["reply_seconds"])
 
 
 def measure_row(options, cluster, row, results):
@@ -244,14 +265,16 @@ def measure_row(options, cluster, row, results):
         results.missing.add(row.format)
         return
     reply_bytes, frame_bytes = found
-    answer, cpu = load(options, cluster, row)
-    rate = rate_of(row, answer, reply_bytes)
+    answer, cpu = load(options, cluster, row, reply_bytes)
+    rate = rate_of(answer, reply_bytes)
     figures = {
         "rate": rate,
         "relay": relay(options, reply_bytes, frame_bytes),
         "reply_bytes": reply_bytes,
         "frame_bytes": frame_bytes,
         "first_byte_ms": answer["first_byte_ms"][0],
+        "late_us": answer["late_us"],
+        "pause_us": answer["pause_us"],
         **{f"cpu {name}": 1000 * spent / (rate * answer["seconds"]) for name, spent in cpu.items()},
     }
     results.add(row, figures)

@@ -24,7 +24,8 @@ replies, or, where a token has more than 4000 bytes, the bytes over those of one
 a step's frames ready every {step:g} ms, the next passes on as many as the replies have, the last throws them away,
 one socket each; nothing else happens to them. *Of relay* is the share of it. CPU is of the whole process in seconds for 1000
 tokens, without the thread that plays the device; the client's and the kernel's work for them included where it
-is done in their name. *Bytes* of a reply and of the row stream from decode are of one token.
+is done in their name. *Bytes* of a reply and of the row stream from decode are of one token. *Pause* is what
+decode needs between the end of a step and the start of the next: rows taken, the batch filled. Steps ended {late:.0f} us late on average.
 
 Machine: {machine}.{others}
 """
@@ -79,9 +80,11 @@ def write_table(page, results, threads, reply):
         cells.append("" if row.mode == "off" else percent(share(speed, median(results, off_of(rows, row), "rate"))))
         cells += [rate(relay), percent(share(speed, relay))]
         cells += [bytes_text(median(results, row, name)) for name in ("reply_bytes", "frame_bytes")]
+        cells.append(f"{median(results, row, 'pause_us') / 1000:.2f}")
         cells += [f"{median(results, row, f'cpu {name}'):.4f}" for name in ("router", "decode", "prefill", "client")]
         table.append(cells)
     head = ["masks", "tokens/s", "of off", "relay", "of relay", "reply bytes", "frame bytes"]
+    head.append("pause, ms")
     page.table(head + [f"CPU {name}" for name in ("router", "decode", "prefill", "client")], table)
 
 
@@ -137,6 +140,7 @@ def make_page(results, options):
         ideal=options.batch * 1e6 / options.step_us,
         connections=connections,
         window=options.window_ms / 1000,
+        late=statistics.median(median(results, row, "late_us") for row in results),
         machine=machine(),
         others=others_note(results.load),
     ).splitlines()

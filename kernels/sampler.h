@@ -16,7 +16,7 @@
  *       x = x - presence_penalty
  *       x = x > 0 ? x / repetition_penalty : x * repetition_penalty
  *       x = bound(x)
- *     x = -inf           where i is banned
+ *     x = -inf           where i is banned; a bias of -inf bans its id
  *     x = bound(x + bias)  where i is biased, in the order of the biases; a banned id stays -inf
  *    with bound(x) = min(max(x, -B), B), B = 2^127 * temperature below temperature 1, else FLT_MAX,
  *    so that no penalty and no bias takes x / temperature out of range. Logits that are not finite
@@ -125,7 +125,7 @@ typedef struct sampler_params {
     /* Ids that cannot be drawn now. */
     uint32_t banned_count;
     const int32_t *banned_ids;
-    /* Finite additions to logits. */
+    /* Additions to logits: finite, or -inf. */
     uint32_t bias_count;
     const int32_t *bias_ids;
     const float *biases;
@@ -154,8 +154,8 @@ typedef struct sampler_row {
 
 typedef struct sampler_workspace sampler_workspace;
 
-/* Whether the fields are in the ranges written above, ids are in the vocabulary, biases finite and
- * arrays there: for whoever receives them from a peer. */
+/* Whether the fields are in the ranges written above, ids are in the vocabulary, biases finite or
+ * -inf and arrays there: for whoever receives them from a peer. */
 bool sampler_params_are_valid(const sampler_params *params, uint32_t vocab_size);
 /* The same of the caller's arrays in a row. */
 bool sampler_row_is_valid(const sampler_params *params, const sampler_row *row);

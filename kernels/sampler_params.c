@@ -20,7 +20,7 @@ static bool are_ids(const int32_t *ids, uint32_t count, uint32_t vocab_size) {
 static bool are_biases(const sampler_params *params) {
     if (params->bias_count > 0 && params->biases == NULL) return false;
     for (uint32_t i = 0; i < params->bias_count; i++) {
-        if (!is_in(params->biases[i], -FLT_MAX, FLT_MAX)) return false;
+        if (!is_in(params->biases[i], -math_inf_f32(), FLT_MAX)) return false;
     }
     return true;
 }
@@ -114,7 +114,12 @@ const float *sampler_process(sampler_workspace *workspace, const sampler_params 
     }
     for (uint32_t i = 0; i < params->bias_count; i++) {
         const size_t id = (size_t)params->bias_ids[i];
-        if (id < count && is_finite(x[id])) x[id] = bound(params, x[id] + params->biases[i]);
+        if (id >= count) continue;
+        if (params->biases[i] == -math_inf_f32()) {
+            x[id] = params->biases[i];
+        } else if (is_finite(x[id])) {
+            x[id] = bound(params, x[id] + params->biases[i]);
+        }
     }
     return x;
 }

@@ -74,7 +74,8 @@ static bt_status check_word(const attempt_words *words, uint32_t at, uint32_t vo
     const int32_t word = words->words[at];
     const uint32_t bias_first = words->prompt_tokens + words->bias_count;
     if (at >= bias_first && at < bias_first + words->bias_count) {
-        if (isfinite(bias_of(word))) return BT_OK;
+        const float bias = bias_of(word);
+        if (isfinite(bias) || bias == -INFINITY) return BT_OK;
         return bt_fail(error, BT_ERR_REQUEST_INVALID, "a logit bias is not finite");
     }
     if (word >= 0 && (uint32_t)word < vocab_size) return BT_OK;

@@ -75,7 +75,8 @@ static inline bool proto_attempt_equal(proto_attempt a, proto_attempt b) {
  * *words* of an attempt are, each 32 bits,
  *   i32 prompt ids [prompt_tokens]   i32 bias ids [bias_count]   f32 biases [bias_count]
  *   i32 logprob ids [logprob_id_count]
- * The order of what happens to a logit is in kernels/sampler.h. */
+ * A bias is finite, or -inf, and then its id is never drawn. The order of what happens to a logit
+ * is in kernels/sampler.h. */
 typedef struct proto_generation {
     uint32_t max_new_tokens; /* 0: prefill only, nothing is sampled or handed over */
     float temperature;       /* > 0 */

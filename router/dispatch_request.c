@@ -62,7 +62,7 @@ static bt_status check_words(const dispatch *d, const dispatch_request *from, bt
     for (uint32_t i = 0; status == BT_OK && i < g->bias_count; i++) {
         float bias;
         memcpy(&bias, at + i, sizeof bias);
-        if (!isfinite(bias))
+        if (!isfinite(bias) && bias != -INFINITY)
             status = bt_fail(error, BT_ERR_REQUEST_INVALID, "a bias is not a finite number");
     }
     at += g->bias_count;

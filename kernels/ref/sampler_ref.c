@@ -34,9 +34,17 @@ static float bound(const sampler_params *params, float x) {
     return fmaxf(-limit, fminf(x, limit));
 }
 
+static bool is_ban(const sampler_params *params, uint32_t id) {
+    for (uint32_t i = 0; i < params->bias_count; i++) {
+        const bool is_its_own = (uint32_t)params->bias_ids[i] == id;
+        if (is_its_own && params->biases[i] == -math_inf_f32()) return true;
+    }
+    return is_among(params->banned_ids, params->banned_count, id);
+}
+
 /* Step 1 of the header for one id. */
 static float process(const sampler_params *params, uint32_t id, float x) {
-    if (is_among(params->banned_ids, params->banned_count, id)) return -math_inf_f32();
+    if (is_ban(params, id)) return -math_inf_f32();
     if (!isfinite(x)) return x;
     uint32_t drawn = 0;
     for (uint32_t i = 0; params->output_ids != NULL && i < params->output_count; i++) {

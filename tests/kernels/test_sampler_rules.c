@@ -275,6 +275,22 @@ static void bans_and_biases(void **state) {
     params.repetition_penalty = 0.5F;
     const float last[6] = {4.25F, 2.0F, gone, 2.5F, gone, -1.0F};
     assert_processed(b, &params, logits, last, 6);
+    /* A bias of -inf bans, also beside another bias, at every temperature. */
+    const int32_t ids[] = {1, 3, 3, 4};
+    const float bans[] = {gone, 5.0F, gone, gone};
+    params = plain();
+    params.bias_ids = ids;
+    params.biases = bans;
+    params.bias_count = 4;
+    const float left[6] = {1.0F, gone, 3.0F, gone, gone, 0.0F};
+    assert_processed(b, &params, logits, left, 6);
+    params.temperature = 1e37F;
+    params.wants_logprob = 1;
+    params.logprob_ids = ids;
+    params.logprob_id_count = 2;
+    assert_int_equal(draw(b, &params, logits, 6, 0)->status, SAMPLER_OK);
+    assert_int_equal(b->result.row.support_count, 3);
+    assert_true(b->result.row.id_logprobs[0] == gone && b->result.row.id_logprobs[1] == gone);
 }
 
 static void what_cannot_be_drawn_from_is_invalid(void **state) {
@@ -411,8 +427,8 @@ static void the_largest_are_found_in_any_order(void **state) {
 static void bad_parameters_are_refused(void **state) {
     (void)state;
     const int32_t good_ids[] = {0, 99}, too_large[] = {100}, negative[] = {-1};
-    const float good_biases[] = {1.0F, -FLT_MAX};
-    const float bad_biases[] = {math_inf_f32(), -math_inf_f32(), math_nan_f32()};
+    const float good_biases[] = {1.0F, -math_inf_f32()};
+    const float bad_biases[] = {math_inf_f32(), math_nan_f32()};
     sampler_params good = plain();
     good.min_p = 1.0F;
     good.filter = SAMPLER_FILTER_RANK;
@@ -445,7 +461,7 @@ static void bad_parameters_are_refused(void **state) {
         REFUSED(bad.frequency_penalty = outside[i] * 2.0F + (i == 0 ? -2.0F : 0.0F));
         REFUSED(bad.presence_penalty = outside[i] * 2.0F + (i == 0 ? -2.0F : 0.0F));
         REFUSED(bad.repetition_penalty = outside[i] * 2.0F);
-        if (i < 3) REFUSED(bad.biases = &bad_biases[i]; bad.bias_count = 1);
+        if (i < 2) REFUSED(bad.biases = &bad_biases[i]; bad.bias_count = 1);
     }
     REFUSED(bad.filter = 2);
     REFUSED(bad.output_ids = NULL);

@@ -493,6 +493,7 @@ void api_call_on_rows(api_call *call, uint32_t index, const dispatch_rows *rows)
 static void drop_finishes(api_call *call, const api_item *item) {
     for (uint32_t i = 0; i < item->sample_count; i++) {
         api_finish *finish = &call->samples[item->first_sample + i].finish;
+        finish->is_kept = false;
         if (finish->kind != API_FINISH_ABORT) *finish = (api_finish){0};
     }
 }

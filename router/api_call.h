@@ -70,7 +70,9 @@ typedef enum api_finish_kind {
 typedef struct api_finish {
     api_finish_kind kind;
     int32_t matched_id;
-    int http_status; /* ABORT; 0 = null, the request was aborted by its owner */
+    int http_status;     /* ABORT; 0 = null, the request was aborted by its owner */
+    uint32_t cap_needed; /* a support was too large: what would have sufficed; 0 = not known */
+    bool is_kept;        /* ABORT: what there is so far is the reply nevertheless */
     char text[PROTO_TEXT_MAX];
 } api_finish;
 

@@ -273,13 +273,14 @@ static void refuse_others(api_fields *fields) {
 }
 
 /* max_tokens is the old name of max_completion_tokens. */
-static void read_length(api_fields *fields, api_fields *parameters) {
+static void read_length(api_fields *fields, api_fields *parameters, api_sampling *sampling) {
     const size_t max = SAMPLING_MAX_NEW_TOKENS;
     int64_t tokens = 1;
     api_get_int(fields, CHAT_MAX_COMPLETION_TOKENS, &tokens);
     if (fields->is_given[CHAT_MAX_COMPLETION_TOKENS]) {
         parameters->values[max] = fields->values[CHAT_MAX_COMPLETION_TOKENS];
         parameters->is_given[max] = true;
+        sampling->length_name = NAMES[CHAT_MAX_COMPLETION_TOKENS];
     }
     api_get_int(parameters, max, &tokens);
     if (tokens < 1)
@@ -306,7 +307,7 @@ static void read_item(api_reader *reader, const bt_json *root) {
     read_logprobs(&fields, reader->request);
     refuse_others(&fields);
     read_template_arguments(reader, &fields);
-    read_length(&fields, &common.parameters);
+    read_length(&fields, &common.parameters, &sampling);
     api_openai_read(reader, &common, &sampling);
     if (reader->failure->http_status != 0) return;
     read_prompt(reader, &fields);

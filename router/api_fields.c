@@ -108,6 +108,33 @@ void api_get_string(api_fields *fields, size_t field, char *out, size_t capacity
     }
 }
 
+/* 'a' or 'b'; 'a', 'b' or 'c'. */
+static void fail_word(api_fields *fields, size_t field, const char *const *words, uint32_t count) {
+    const bt_json *value = &fields->values[field];
+    const int bytes = value->bytes < 66 ? (int)value->bytes - 2 : 64;
+    char list[256];
+    int used = 0;
+    for (uint32_t i = 0; i < count && used < (int)sizeof(list); i++) {
+        const char *before = i == 0 ? "" : i + 1 == count ? " or " : ", ";
+        used += snprintf(list + used, sizeof(list) - (size_t)used, "%s'%s'", before, words[i]);
+    }
+    (void)api_fail(fields->failure, 400, API_ERROR_GENERATE, "%s must be %s, got '%.*s'.",
+                   fields->names[field], list, bytes, value->text + 1);
+}
+
+uint32_t api_get_word(api_fields *fields, size_t field, const char *const *words, uint32_t count) {
+    if (!is_readable(fields, field)) return 0;
+    if (fields->values[field].kind != BT_JSON_STRING) {
+        fail_type(fields, field, "a string");
+        return 0;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (bt_json_string_equals(&fields->values[field], words[i])) return i;
+    }
+    fail_word(fields, field, words, count);
+    return 0;
+}
+
 static bool is_neutral(const bt_json *value) {
     double number;
     bt_json_iter iter;
@@ -122,6 +149,10 @@ static bool is_neutral(const bt_json *value) {
     case BT_JSON_OBJECT: bt_json_iter_init(&iter, value); return !bt_json_next_item(&iter, &item);
     }
     return false;
+}
+
+bool api_fields_is_neutral(const api_fields *fields, size_t field) {
+    return !fields->is_given[field] || is_neutral(&fields->values[field]);
 }
 
 void api_refuse_unless_neutral(api_fields *fields, size_t field, const char *why) {

@@ -33,8 +33,11 @@ void api_get_int(api_fields *fields, size_t field, int64_t *out);
 void api_get_number(api_fields *fields, size_t field, double *out);
 /* A string without NUL of at most capacity - 1 bytes, terminated. */
 void api_get_string(api_fields *fields, size_t field, char *out, size_t capacity);
-/* Fails by name when the field is given and its value is not neutral: null, false, "", 0, [] or {}.
- */
+/* Which of `count` words a string is; 0, the default, when the field is absent. */
+uint32_t api_get_word(api_fields *fields, size_t field, const char *const *words, uint32_t count);
+/* Null, false, "", 0, [] or {}; or absent. */
+bool api_fields_is_neutral(const api_fields *fields, size_t field);
+/* Fails by name when the field's value is not neutral. */
 void api_refuse_unless_neutral(api_fields *fields, size_t field, const char *why);
 
 #endif

@@ -97,9 +97,10 @@ static inline bool api_sample_is_over(const api_sample *s) {
 static inline api_finish_kind api_told_finish(const api_sample *s) {
     return s->stage == API_STAGE_DELTAS ? API_FINISH_NONE : s->finish.kind;
 }
-/* It failed; an abort by its owner is no failure. */
+/* It failed; an abort by its owner is no failure, nor is one whose beginning was asked for. */
 static inline bool api_sample_is_failed(const api_sample *s) {
-    return s->finish.kind == API_FINISH_ABORT && s->finish.http_status != 0;
+    const api_finish *finish = &s->finish;
+    return finish->kind == API_FINISH_ABORT && finish->http_status != 0 && !finish->is_kept;
 }
 /* All samples are over, and all of them failed. */
 bool api_samples_are_failed(const api_call *call);

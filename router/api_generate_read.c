@@ -11,6 +11,8 @@
 
 #include "base/mem.h"
 #include "router/api_lists.h"
+#include "router/api_mask_read.h"
+#include "router/api_processor.h"
 #include "router/api_request_internal.h"
 #include "router/api_words.h"
 
@@ -26,6 +28,10 @@ typedef enum generate_field {
     GENERATE_RETURN_TEXT_IN_LOGPROBS,
     GENERATE_RETURN_SAMPLING_MASK,
     GENERATE_SAMPLING_LOGPROBS_MODE,
+    GENERATE_SAMPLING_MASK_FORMAT,
+    GENERATE_SAMPLING_MASK_MODE,
+    GENERATE_ON_MASK_OVERFLOW,
+    GENERATE_CUSTOM_LOGIT_PROCESSOR,
     GENERATE_RID,
     GENERATE_RETURN_PROMPT_TOKEN_IDS,
     GENERATE_SAMPLING_FILTER,
@@ -39,7 +45,6 @@ typedef enum generate_field {
     GENERATE_RETURN_HIDDEN_STATES,
     GENERATE_RETURN_ROUTED_EXPERTS,
     GENERATE_RETURN_OUTPUTS_VIA_STORE,
-    GENERATE_CUSTOM_LOGIT_PROCESSOR,
     GENERATE_LORA_PATH,
     GENERATE_LORA_ID,
     GENERATE_SESSION_PARAMS,
@@ -62,6 +67,10 @@ static const char *const NAMES[GENERATE_FIELD_COUNT] = {
     [GENERATE_RETURN_TEXT_IN_LOGPROBS] = "return_text_in_logprobs",
     [GENERATE_RETURN_SAMPLING_MASK] = "return_sampling_mask",
     [GENERATE_SAMPLING_LOGPROBS_MODE] = "sampling_logprobs_mode",
+    [GENERATE_SAMPLING_MASK_FORMAT] = "sampling_mask_format",
+    [GENERATE_SAMPLING_MASK_MODE] = "sampling_mask_mode",
+    [GENERATE_ON_MASK_OVERFLOW] = "on_mask_overflow",
+    [GENERATE_CUSTOM_LOGIT_PROCESSOR] = "custom_logit_processor",
     [GENERATE_RID] = "rid",
     [GENERATE_RETURN_PROMPT_TOKEN_IDS] = "return_prompt_token_ids",
     [GENERATE_SAMPLING_FILTER] = "sampling_filter",
@@ -74,7 +83,6 @@ static const char *const NAMES[GENERATE_FIELD_COUNT] = {
     [GENERATE_RETURN_HIDDEN_STATES] = "return_hidden_states",
     [GENERATE_RETURN_ROUTED_EXPERTS] = "return_routed_experts",
     [GENERATE_RETURN_OUTPUTS_VIA_STORE] = "return_outputs_via_store",
-    [GENERATE_CUSTOM_LOGIT_PROCESSOR] = "custom_logit_processor",
     [GENERATE_LORA_PATH] = "lora_path",
     [GENERATE_LORA_ID] = "lora_id",
     [GENERATE_SESSION_PARAMS] = "session_params",
@@ -146,14 +154,19 @@ static void read_logprob_start(const api_reader *reader) {
     generation->prompt_logprobs_from = (uint32_t)reader->logprob_start;
 }
 
+static const api_mask_fields MASKS = {.flag = GENERATE_RETURN_SAMPLING_MASK,
+                                      .logprobs = GENERATE_SAMPLING_LOGPROBS_MODE,
+                                      .format = GENERATE_SAMPLING_MASK_FORMAT,
+                                      .mode = GENERATE_SAMPLING_MASK_MODE,
+                                      .on_overflow = GENERATE_ON_MASK_OVERFLOW};
+
 static void read_flags(api_reader *reader, api_fields *fields) {
     api_request *request = reader->request;
     api_get_bool(fields, GENERATE_STREAM, &request->streams);
     api_get_bool(fields, GENERATE_RETURN_LOGPROB, &request->wants_logprob);
     api_get_bool(fields, GENERATE_RETURN_TEXT_IN_LOGPROBS, &request->wants_logprob_text);
     api_get_bool(fields, GENERATE_RETURN_PROMPT_TOKEN_IDS, &request->returns_prompt_ids);
-    request->generation.mask_mode =
-        api_mask_mode_read(fields, GENERATE_RETURN_SAMPLING_MASK, GENERATE_SAMPLING_LOGPROBS_MODE);
+    api_mask_read(fields, &MASKS, request);
     request->generation.wants_logprob = request->wants_logprob;
     if (request->wants_logprob) read_logprobs(reader, fields);
     api_filter_read(fields, GENERATE_SAMPLING_FILTER, &request->generation.filter);
@@ -196,9 +209,9 @@ static void read_item(api_reader *reader, api_fields *fields, const api_lists *l
         sampling.same_stops = &reader->batch->items[0];
     read_flags(reader, fields);
     read_rid(reader, fields, reader->batch->is_list && !lists->is_list[GENERATE_RID]);
+    api_processor_read(fields, GENERATE_CUSTOM_LOGIT_PROCESSOR, &sampling);
     read_sampling(reader, fields, &sampling);
-    if (reader->request->generation.mask_mode != ROW_MASK_OFF)
-        api_sampling_admit_mask(reader->settings, &sampling, reader->failure);
+    api_mask_admit(reader->settings, reader->model, reader->request, reader->failure);
     if (reader->failure->http_status != 0) return;
     read_prompt(reader, fields, prompt_field(lists->fields));
     if (reader->failure->http_status == 0) read_logprob_start(reader);
@@ -232,7 +245,6 @@ static bool is_item_list(const api_fields *fields, generate_field field, uint32_
     case GENERATE_RETURN_HIDDEN_STATES:
     case GENERATE_RETURN_ROUTED_EXPERTS:
     case GENERATE_RETURN_OUTPUTS_VIA_STORE:
-    case GENERATE_CUSTOM_LOGIT_PROCESSOR:
     case GENERATE_LORA_PATH:
     case GENERATE_LORA_ID:
     case GENERATE_SESSION_PARAMS:
@@ -250,6 +262,10 @@ static bool is_item_list(const api_fields *fields, generate_field field, uint32_
     case GENERATE_TOP_LOGPROBS_NUM:
     case GENERATE_RETURN_SAMPLING_MASK:
     case GENERATE_SAMPLING_LOGPROBS_MODE:
+    case GENERATE_SAMPLING_MASK_FORMAT:
+    case GENERATE_SAMPLING_MASK_MODE:
+    case GENERATE_ON_MASK_OVERFLOW:
+    case GENERATE_CUSTOM_LOGIT_PROCESSOR:
     case GENERATE_RID:
     case GENERATE_SAMPLING_FILTER:
     case GENERATE_CACHE_SALT:

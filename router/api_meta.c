@@ -168,6 +168,9 @@ void api_meta_add(api_call *call, uint32_t sample) {
     if (call->writer.request->wants_logprob) add_logprob_lists(call);
     add_masks(call);
     out = reply_writer_literal(&call->writer);
+    if (call->samples[sample].finish.cap_needed > 0)
+        bt_text_add_format(out, "\"sampling_mask_required\":%u,",
+                           call->samples[sample].finish.cap_needed);
     bt_text_add_format(out,
                        "\"reasoning_tokens\":0,\"completion_tokens\":%u,\"cached_tokens\":%u,"
                        "\"cached_tokens_details\":null,\"dp_rank\":null,\"e2e_latency\":",

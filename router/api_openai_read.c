@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "router/api_mask_read.h"
+#include "router/api_processor.h"
 #include "router/api_request_internal.h"
 #include "router/api_words.h"
 
@@ -19,11 +21,14 @@ static const char *const NAMES[OPENAI_FIELD_COUNT] = {
     [OPENAI_RETURN_PROMPT_TOKEN_IDS] = "return_prompt_token_ids",
     [OPENAI_RETURN_SAMPLING_MASK] = "return_sampling_mask",
     [OPENAI_SAMPLING_LOGPROBS_MODE] = "sampling_logprobs_mode",
+    [OPENAI_SAMPLING_MASK_FORMAT] = "sampling_mask_format",
+    [OPENAI_SAMPLING_MASK_MODE] = "sampling_mask_mode",
+    [OPENAI_ON_MASK_OVERFLOW] = "on_mask_overflow",
+    [OPENAI_CUSTOM_LOGIT_PROCESSOR] = "custom_logit_processor",
     [OPENAI_RESPONSE_FORMAT] = "response_format",
     [OPENAI_CACHE_SALT] = "cache_salt",
     [OPENAI_EXTRA_KEY] = "extra_key",
     [OPENAI_STORE] = "store",
-    [OPENAI_CUSTOM_LOGIT_PROCESSOR] = "custom_logit_processor",
     [OPENAI_LORA_PATH] = "lora_path",
     [OPENAI_SESSION_PARAMS] = "session_params",
     [OPENAI_RETURN_HIDDEN_STATES] = "return_hidden_states",
@@ -103,17 +108,21 @@ static void read_rid(const api_reader *reader, api_fields *fields) {
     snprintf(request->rid + used, sizeof(request->rid) - used, "_%u", reader->index);
 }
 
+static const api_mask_fields MASKS = {.flag = OPENAI_RETURN_SAMPLING_MASK,
+                                      .logprobs = OPENAI_SAMPLING_LOGPROBS_MODE,
+                                      .format = OPENAI_SAMPLING_MASK_FORMAT,
+                                      .mode = OPENAI_SAMPLING_MASK_MODE,
+                                      .on_overflow = OPENAI_ON_MASK_OVERFLOW};
+
 void api_openai_read(api_reader *reader, openai_fields *fields, api_sampling *sampling) {
     api_request *request = reader->request;
     read_model_name(reader, &fields->own);
     read_flags(&fields->own, request);
     read_rid(reader, &fields->own);
-    request->generation.mask_mode = api_mask_mode_read(&fields->own, OPENAI_RETURN_SAMPLING_MASK,
-                                                       OPENAI_SAMPLING_LOGPROBS_MODE);
+    api_mask_read(&fields->own, &MASKS, request);
+    api_processor_read(&fields->own, OPENAI_CUSTOM_LOGIT_PROCESSOR, sampling);
     api_sampling_read(&fields->parameters, reader->model, request, sampling);
-    if (request->generation.mask_mode != ROW_MASK_OFF)
-        api_sampling_admit_mask(reader->settings, sampling, reader->failure);
+    api_mask_admit(reader->settings, reader->model, request, reader->failure);
     /* Without meta_info or tensors there is nowhere to return masks, so nothing pays for them. */
-    if (!request->returns_meta && !request->wants_safetensors)
-        request->generation.mask_mode = ROW_MASK_OFF;
+    if (!request->returns_meta && !request->wants_safetensors) api_mask_drop(request);
 }

@@ -122,19 +122,6 @@ void api_rid_read(api_fields *fields, size_t field, api_request *request) {
     if (!request->has_own_rid) random_id(request->rid);
 }
 
-uint32_t api_mask_mode_read(api_fields *fields, size_t flag, size_t mode) {
-    bool is_on = false;
-    char name[16] = "selected";
-    api_get_bool(fields, flag, &is_on);
-    api_get_string(fields, mode, name, sizeof(name));
-    bool is_support = strcmp(name, "support") == 0;
-    if (!is_support && strcmp(name, "selected") != 0)
-        (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
-                       "sampling_logprobs_mode must be 'selected' or 'support', got '%s'.", name);
-    if (!is_on) return ROW_MASK_OFF;
-    return is_support ? ROW_MASK_SUPPORT : ROW_MASK_SELECTED;
-}
-
 static bool fail_memory(const api_reader *reader) {
     return api_fail(reader->failure, 503, API_ERROR_GENERATE, "the router is out of memory");
 }

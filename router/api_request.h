@@ -96,6 +96,7 @@ typedef struct api_request {
     bool wants_logprob_text;
     bool packs_mask;        /* sampling_mask_format "packed" */
     bool wants_safetensors; /* a whole reply as a file of tensors */
+    bool keeps_partial;     /* on_mask_overflow "return_partial" */
     bool skips_special;
     bool keeps_stop; /* no_stop_trim */
     bool returns_prompt_ids;

@@ -38,12 +38,15 @@ typedef enum openai_field {
     OPENAI_RETURN_PROMPT_TOKEN_IDS,
     OPENAI_RETURN_SAMPLING_MASK,
     OPENAI_SAMPLING_LOGPROBS_MODE,
+    OPENAI_SAMPLING_MASK_FORMAT,
+    OPENAI_SAMPLING_MASK_MODE,
+    OPENAI_ON_MASK_OVERFLOW,
+    OPENAI_CUSTOM_LOGIT_PROCESSOR,
     OPENAI_RESPONSE_FORMAT,
     OPENAI_CACHE_SALT,
     OPENAI_EXTRA_KEY,
     OPENAI_FIRST_REFUSED,
     OPENAI_STORE = OPENAI_FIRST_REFUSED,
-    OPENAI_CUSTOM_LOGIT_PROCESSOR,
     OPENAI_LORA_PATH,
     OPENAI_SESSION_PARAMS,
     OPENAI_RETURN_HIDDEN_STATES,
@@ -83,7 +86,5 @@ uint32_t api_prompt_tokens_max(const api_reader *reader, size_t bytes);
 bool api_prompt_fail(const api_reader *reader, bt_status status);
 
 void api_rid_read(api_fields *fields, size_t field, api_request *request);
-/* return_sampling_mask and sampling_logprobs_mode. */
-uint32_t api_mask_mode_read(api_fields *fields, size_t flag, size_t mode);
 
 #endif

@@ -48,16 +48,26 @@ void api_sample_fail(api_call *call, api_sample *s, bt_status status) {
     want_cancel(call, s);
 }
 
-/* The three sentences that clients look for are kept word for word. */
-static void take_failure(api_call *call, api_sample *s, const dispatch_end *end) {
+/* The three sentences that clients look for are kept word for word; what this one needs comes
+ * behind. */
+static void take_overflow(const api_call *call, api_sample *s, const dispatch_end *end) {
     char text[PROTO_TEXT_MAX];
+    int used = snprintf(
+        text, sizeof(text),
+        "Sampling support exceeds --sampling-mask-max-tokens=%u, commonly because of cutoff ties. "
+        "Lower top_k to leave more headroom or increase the server limit.",
+        call->options.settings->mask_max_tokens);
+    if (end->cap_needed > 0)
+        snprintf(text + used, sizeof(text) - (size_t)used, " Required: %u.", end->cap_needed);
+    api_sample_abort(s, 400, text);
+    s->finish.cap_needed = end->cap_needed;
+    s->finish.is_kept = call->items[s->item].request->keeps_partial && s->generation.count > 0;
+}
+
+static void take_failure(api_call *call, api_sample *s, const dispatch_end *end) {
     int http_status = end->http_status >= 400 ? end->http_status : 500;
     if (end->status == BT_ERR_REQUEST_OVERFLOW) {
-        snprintf(text, sizeof(text),
-                 "Sampling support exceeds --sampling-mask-max-tokens=%u, commonly because of "
-                 "cutoff ties. Lower top_k to leave more headroom or increase the server limit.",
-                 call->options.settings->mask_max_tokens);
-        api_sample_abort(s, 400, text);
+        take_overflow(call, s, end);
         return;
     }
     if (end->status == BT_ERR_REQUEST_CAPTURE) {

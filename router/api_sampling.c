@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "router/api_processor.h"
 #include "router/api_words.h"
 #include "router/random_id.h"
 
@@ -97,7 +98,6 @@ static void refuse_grammars(api_fields *fields) {
     for (size_t field = SAMPLING_STOP_REGEX; field <= SAMPLING_STRUCTURAL_TAG; field++) {
         api_refuse_unless_neutral(fields, field, " yet");
     }
-    api_refuse_unless_neutral(fields, SAMPLING_CUSTOM_PARAMS, "");
 }
 
 static float clamp_float(double value) {
@@ -105,7 +105,7 @@ static float clamp_float(double value) {
     return value < (double)FLT_MIN ? FLT_MIN : (float)value;
 }
 
-static void read_filter(api_fields *fields, api_request *request, api_sampling *sampling) {
+static void read_filter(api_fields *fields, api_request *request) {
     double temperature = 1.0;
     double top_p = 1.0;
     int64_t top_k = -1;
@@ -125,7 +125,6 @@ static void read_filter(api_fields *fields, api_request *request, api_sampling *
         temperature = 1.0;
         top_k = 1;
     }
-    sampling->top_k = top_k;
     request->generation.temperature = clamp_float(temperature);
     request->generation.top_p = clamp_float(top_p);
     request->generation.top_k = top_k > 0 ? (uint32_t)top_k : 0;
@@ -157,16 +156,8 @@ static void read_weights(api_fields *fields, proto_generation *generation) {
 const char *const api_filter_names[] = {"joint", "rank", NULL};
 
 void api_filter_read(api_fields *fields, size_t field, uint32_t *filter) {
-    char name[16] = "";
-    api_get_string(fields, field, name, sizeof(name));
-    if (fields->failure->http_status != 0 || !fields->is_given[field]) return;
-    for (uint32_t i = 0; api_filter_names[i] != NULL; i++) {
-        if (strcmp(api_filter_names[i], name) != 0) continue;
-        *filter = i;
-        return;
-    }
-    (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
-                   "%s must be 'joint' or 'rank', got '%s'.", fields->names[field], name);
+    if (!fields->is_given[field]) return;
+    *filter = api_get_word(fields, field, api_filter_names, BT_ARRAY_COUNT(api_filter_names) - 1);
 }
 
 static void read_samples(api_fields *fields, proto_generation *generation) {
@@ -181,23 +172,24 @@ static void read_samples(api_fields *fields, proto_generation *generation) {
     }
 }
 
+/* A number of tokens; `value` keeps its default without the field. */
+static uint32_t read_count(api_fields *fields, size_t field, uint32_t value) {
+    int64_t tokens = value;
+    api_get_int(fields, field, &tokens);
+    if (tokens < 0) {
+        fail_value(fields, field, "at least 0");
+    } else if (tokens > INT32_MAX) {
+        fail_value(fields, field, "at most 2147483647");
+    }
+    return fields->failure->http_status == 0 ? (uint32_t)tokens : value;
+}
+
 static void read_length(api_fields *fields, api_sampling *sampling) {
-    int64_t tokens = sampling->max_new_tokens;
-    api_get_int(fields, SAMPLING_MAX_NEW_TOKENS, &tokens);
-    if (tokens < 0 || tokens > INT32_MAX) {
-        fail_value(fields, SAMPLING_MAX_NEW_TOKENS, "at least 0");
-    } else if (fields->is_given[SAMPLING_MAX_NEW_TOKENS]) {
-        sampling->is_open_ended = false;
-        sampling->max_new_tokens = (uint32_t)tokens;
-    }
+    sampling->max_new_tokens =
+        read_count(fields, SAMPLING_MAX_NEW_TOKENS, sampling->max_new_tokens);
+    if (fields->is_given[SAMPLING_MAX_NEW_TOKENS]) sampling->is_open_ended = false;
     if (fields->is_null[SAMPLING_MAX_NEW_TOKENS]) sampling->is_open_ended = true;
-    int64_t least = 0;
-    api_get_int(fields, SAMPLING_MIN_NEW_TOKENS, &least);
-    if (least < 0 || least > INT32_MAX) {
-        fail_value(fields, SAMPLING_MIN_NEW_TOKENS, "at least 0");
-    } else {
-        sampling->min_new_tokens = (uint32_t)least;
-    }
+    sampling->min_new_tokens = read_count(fields, SAMPLING_MIN_NEW_TOKENS, 0);
 }
 
 static void read_seed(api_fields *fields, api_request *request) {
@@ -327,20 +319,65 @@ static void read_stop_strings(api_fields *fields, api_request *request) {
     }
 }
 
+/* logit_bias, and what a processor disallows. */
+static void read_biases(api_fields *fields, const api_model *model, api_request *request,
+                        const api_sampling *sampling) {
+    bt_json disallowed;
+    if (!sampling->disallows) {
+        api_refuse_unless_neutral(fields, SAMPLING_CUSTOM_PARAMS, "");
+        api_bias_read(fields, SAMPLING_LOGIT_BIAS, NULL, model, request);
+    } else if (api_processor_ids(fields, SAMPLING_CUSTOM_PARAMS, &disallowed)) {
+        api_bias_read(fields, SAMPLING_LOGIT_BIAS, &disallowed, model, request);
+    }
+}
+
+static bool is_disallowed_at(const api_request *request, uint32_t at) {
+    float value;
+    memcpy(&value, &request->biases.ids[request->generation.bias_count + at], sizeof(value));
+    return value == -INFINITY;
+}
+
+static bool is_disallowed(const api_request *request, int32_t id) {
+    for (uint32_t i = 0; i < request->generation.bias_count; i++) {
+        if (request->biases.ids[i] == id) return is_disallowed_at(request, i);
+    }
+    return false;
+}
+
+/* Something must be left to draw, also while min_new_tokens keeps ids away. */
+static void check_drawable(api_fields *fields, const api_model *model, const api_request *request) {
+    const proto_generation *g = &request->generation;
+    const uint32_t vocabulary =
+        g->vocab_limit < model->vocab_size ? g->vocab_limit : model->vocab_size;
+    uint32_t gone = 0;
+    if (fields->failure->http_status != 0) return;
+    for (uint32_t i = 0; i < g->bias_count; i++) {
+        gone += (uint32_t)request->biases.ids[i] < vocabulary && is_disallowed_at(request, i);
+    }
+    for (uint32_t i = 0; i < g->banned_id_count; i++) {
+        const int32_t id = g->stop_ids[i];
+        gone += (uint32_t)id < vocabulary && !is_disallowed(request, id);
+    }
+    if (gone >= vocabulary)
+        (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
+                       "custom_params.token_ids leaves no token that can be drawn.");
+}
+
 void api_sampling_read(api_fields *fields, const api_model *model, api_request *request,
                        api_sampling *sampling) {
     bool ignored = false;
     int64_t interval = request->stream_interval;
     sampling->names = fields->names;
     read_length(fields, sampling);
-    read_filter(fields, request, sampling);
+    read_filter(fields, request);
     read_weights(fields, &request->generation);
     api_filter_read(fields, SAMPLING_FILTER, &request->generation.filter);
     read_samples(fields, &request->generation);
     refuse_grammars(fields);
-    api_bias_read(fields, SAMPLING_LOGIT_BIAS, model, request);
+    read_biases(fields, model, request, sampling);
     read_seed(fields, request);
     read_stop_ids(fields, model, &request->generation, sampling);
+    if (sampling->disallows) check_drawable(fields, model, request);
     if (sampling->same_stops != NULL) {
         borrow_stops(sampling->same_stops, request);
     } else {
@@ -353,15 +390,6 @@ void api_sampling_read(api_fields *fields, const api_model *model, api_request *
     if (interval < 1 || interval > INT32_MAX)
         fail_value(fields, SAMPLING_STREAM_INTERVAL, "at least 1");
     if (fields->failure->http_status == 0) request->stream_interval = (uint32_t)interval;
-}
-
-void api_sampling_admit_mask(const api_settings *settings, const api_sampling *sampling,
-                             api_failure *failure) {
-    if (sampling->top_k >= 1 && sampling->top_k <= (int64_t)settings->mask_max_tokens) return;
-    (void)api_fail(failure, 400, API_ERROR_GENERATE,
-                   "return_sampling_mask requires top_k=1 for greedy sampling or a finite top_k no "
-                   "larger than --sampling-mask-max-tokens=%u.",
-                   settings->mask_max_tokens);
 }
 
 /* false: it does not fit. */
@@ -399,8 +427,9 @@ void api_sampling_fit_context(const api_model *model, const api_sampling *sampli
     if (sampling->min_new_tokens > request->generation.max_new_tokens) {
         (void)api_fail(failure, 400, API_ERROR_GENERATE, "%s must be in [0, %s=%u], got %u.",
                        sampling->names[SAMPLING_MIN_NEW_TOKENS],
-                       sampling->names[SAMPLING_MAX_NEW_TOKENS], request->generation.max_new_tokens,
-                       sampling->min_new_tokens);
+                       sampling->length_name != NULL ? sampling->length_name
+                                                     : sampling->names[SAMPLING_MAX_NEW_TOKENS],
+                       request->generation.max_new_tokens, sampling->min_new_tokens);
         return;
     }
     request->generation.min_new_tokens = sampling->min_new_tokens;

@@ -44,8 +44,9 @@ typedef struct api_sampling {
     bool is_open_ended; /* until the context, or the largest decode worker, is full */
     uint32_t max_new_tokens;
     uint32_t min_new_tokens;
-    int64_t top_k;            /* as given: -1 = all; 1 when greedy */
     const char *const *names; /* of the fields, for sentences */
+    const char *length_name;  /* of the field that gave max_new_tokens, NULL: its own */
+    bool disallows;           /* custom_params has ids that are not to be drawn */
     /* An item of the batch with the same `stop`, whose stop strings are shared, or NULL. */
     const api_request *same_stops;
 } api_sampling;
@@ -59,9 +60,6 @@ void api_sampling_read(api_fields *fields, const api_model *model, api_request *
                        api_sampling *sampling);
 /* A field that names a filter rule; *filter keeps its value without one. */
 void api_filter_read(api_fields *fields, size_t field, uint32_t *filter);
-/* The admission rule of masks. */
-void api_sampling_admit_mask(const api_settings *settings, const api_sampling *sampling,
-                             api_failure *failure);
 /* Decides max_new_tokens from the prompt's length, or refuses what does not fit the context;
  * min_new_tokens with it. */
 void api_sampling_fit_context(const api_model *model, const api_sampling *sampling,

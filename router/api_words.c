@@ -94,33 +94,71 @@ static bt_status store_biases(api_request *request, const bias *biases, uint32_t
     return status;
 }
 
-void api_bias_read(api_fields *fields, size_t field, const api_model *model, api_request *request) {
+/* Under construction, in the order in which they came. */
+typedef struct bias_list {
+    bias *biases; /* [PROTO_BIASES_MAX] */
+    uint32_t count;
+} bias_list;
+
+static bool add_bias(api_fields *fields, const char *name, bias_list *list, bias one) {
+    if (list->count == PROTO_BIASES_MAX)
+        return api_fail(fields->failure, 400, API_ERROR_GENERATE, "%s has more than %d entries.",
+                        name, PROTO_BIASES_MAX);
+    one.order = list->count;
+    list->biases[list->count++] = one;
+    return true;
+}
+
+static bool read_biases(api_fields *fields, size_t field, const api_model *model,
+                        const api_request *request, bias_list *list) {
     const bt_json *object = &fields->values[field];
     const char *name = fields->names[field];
     bt_json_iter iter;
     bt_json key, value;
-    uint32_t count = 0;
-    if (fields->failure->http_status != 0 || !fields->is_given[field]) return;
-    if (object->kind != BT_JSON_OBJECT) {
-        (void)api_fail(fields->failure, 400, API_ERROR_SCHEMA, "%s must be an object, got %s.",
-                       name, bt_json_kind_name(object->kind));
-        return;
-    }
-    bias *biases = bt_calloc(PROTO_BIASES_MAX, sizeof(*biases));
-    bool is_good = biases != NULL;
+    if (!fields->is_given[field]) return true;
+    if (object->kind != BT_JSON_OBJECT)
+        return api_fail(fields->failure, 400, API_ERROR_SCHEMA, "%s must be an object, got %s.",
+                        name, bt_json_kind_name(object->kind));
     bt_json_iter_init(&iter, object);
-    while (is_good && bt_json_next_field(&iter, &key, &value)) {
-        if (count == PROTO_BIASES_MAX) {
-            is_good = api_fail(fields->failure, 400, API_ERROR_GENERATE,
-                               "%s has more than %d entries.", name, PROTO_BIASES_MAX);
-        } else {
-            is_good = read_bias(fields, name, model, request, &key, &value, &biases[count]);
-            biases[count].order = count;
-            count++;
-        }
+    while (bt_json_next_field(&iter, &key, &value)) {
+        bias one = {0};
+        if (!read_bias(fields, name, model, request, &key, &value, &one) ||
+            !add_bias(fields, name, list, one))
+            return false;
     }
-    if (is_good) is_good = store_biases(request, biases, sort_biases(biases, count)) == BT_OK;
-    bt_free(biases);
+    return true;
+}
+
+/* Behind the others, so that they count. */
+static bool read_disallowed(api_fields *fields, const bt_json *ids, const api_model *model,
+                            bias_list *list) {
+    static const char NAME[] = "custom_params.token_ids";
+    bt_json_iter iter;
+    bt_json item;
+    bt_json_iter_init(&iter, ids);
+    while (bt_json_next_item(&iter, &item)) {
+        int64_t id;
+        if (!bt_json_get_int64(&item, false, &id) || id < 0 || id >= (int64_t)model->vocab_size)
+            return api_fail(fields->failure, 400, API_ERROR_GENERATE,
+                            "%s must be a list of token ids in [0, %lld], got %.*s.", NAME,
+                            (long long)model->vocab_size - 1,
+                            (int)(item.bytes < 40 ? item.bytes : 40), item.text);
+        const bias one = {.id = (int32_t)id, .value = -INFINITY};
+        if (!add_bias(fields, NAME, list, one)) return false;
+    }
+    return true;
+}
+
+void api_bias_read(api_fields *fields, size_t field, const bt_json *disallowed,
+                   const api_model *model, api_request *request) {
+    if (fields->failure->http_status != 0) return;
+    if (!fields->is_given[field] && disallowed == NULL) return;
+    bias_list list = {.biases = bt_calloc(PROTO_BIASES_MAX, sizeof(bias))};
+    bool is_good = list.biases != NULL && read_biases(fields, field, model, request, &list);
+    if (is_good && disallowed != NULL) is_good = read_disallowed(fields, disallowed, model, &list);
+    if (is_good)
+        is_good = store_biases(request, list.biases, sort_biases(list.biases, list.count)) == BT_OK;
+    bt_free(list.biases);
     if (!is_good)
         (void)api_fail(fields->failure, 503, API_ERROR_GENERATE, "the router is out of memory");
 }

@@ -9,8 +9,11 @@
 enum { API_SALT_MAX = 1024 /* bytes of cache_salt, and of extra_key */ };
 
 /* {"id": bias, ...}: fills request->biases, by ascending id, the last of a repeated id. Biases of
- * chat and completions are OpenAI's, -100 to 100; of /generate any that a float holds. */
-void api_bias_read(api_fields *fields, size_t field, const api_model *model, api_request *request);
+ * chat and completions are OpenAI's, -100 to 100; of /generate any that a float holds.
+ * `disallowed`, NULL or a list of ids, are biased by minus infinity, whatever else is said of them.
+ */
+void api_bias_read(api_fields *fields, size_t field, const bt_json *disallowed,
+                   const api_model *model, api_request *request);
 /* A list of ids: fills request->logprob_ids, which has each once, and request->logprob_order. */
 void api_logprob_ids_read(api_fields *fields, size_t field, const api_model *model,
                           api_request *request);

@@ -34,6 +34,31 @@ static void check_echo(const api_request *request) {
     }
 }
 
+static void check_masks(const api_request *request) {
+    const proto_generation *g = &request->generation;
+    const bool is_filtered = (g->top_k != 0 && g->top_k < VOCAB) || g->top_p < 1 || g->min_p > 0;
+    if (g->mask_mode == ROW_MASK_OFF) {
+        BT_ASSERT(!g->mask_bounded && !request->packs_mask && !request->keeps_partial);
+    } else {
+        BT_ASSERT(g->mask_bounded || is_filtered);
+    }
+}
+
+/* Ascending ids, and something that can be drawn. */
+static void check_biases(const api_request *request) {
+    const uint32_t count = request->generation.bias_count;
+    const int32_t *ids = request->prompt.ids + request->prompt.count;
+    uint32_t gone = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        float bias;
+        memcpy(&bias, ids + count + i, sizeof(bias));
+        BT_ASSERT(ids[i] >= 0 && ids[i] < VOCAB && (i == 0 || ids[i] > ids[i - 1]));
+        BT_ASSERT(isfinite(bias) || bias == -INFINITY);
+        gone += bias == -INFINITY;
+    }
+    BT_ASSERT(gone < VOCAB);
+}
+
 static void check_request(const api_request *request) {
     const proto_generation *g = &request->generation;
     BT_ASSERT(request->prompt.count > 0 && request->prompt.count < CONTEXT);
@@ -42,7 +67,8 @@ static void check_request(const api_request *request) {
     BT_ASSERT(g->top_p > 0 && g->top_p <= 1);
     BT_ASSERT(g->top_k < 1u << 30);
     BT_ASSERT(g->mask_mode <= ROW_MASK_SUPPORT);
-    BT_ASSERT(g->mask_mode == ROW_MASK_OFF || (g->top_k >= 1 && g->top_k <= MASK_MAX));
+    check_masks(request);
+    check_biases(request);
     BT_ASSERT(proto_generation_check(g, NULL) == BT_OK);
     BT_ASSERT(request->prompt.capacity >= proto_words(g, request->prompt.count));
     BT_ASSERT(g->prompt_logprobs_from < request->prompt.count);

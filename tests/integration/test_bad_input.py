@@ -165,12 +165,15 @@ def prompts_longer_than_the_context():
 
 
 @settled
-def masks_need_a_finite_top_k_within_the_cap():
+def masks_of_a_vocabulary_within_the_cap_need_no_filter():
     for params in ({"top_p": 0.95}, {"top_k": -1}, {"top_k": 4097}, {"top_k": 1 << 30}, {}):
-        refused({"input_ids": PROMPT, "sampling_params": params, "return_sampling_mask": True},
-                "return_sampling_mask requires top_k=1 for greedy sampling")
-    equal(cluster.generate(input_ids=PROMPT, return_sampling_mask=True,
-                           sampling_params={"top_k": 4096, "max_new_tokens": 1}).status, 200)
+        reply = cluster.generate(input_ids=PROMPT, return_sampling_mask=True,
+                                 sampling_params={**params, "max_new_tokens": 1})
+        equal(reply.status, 200, reply.body)
+    for field, value in (("sampling_mask_format", "binary"), ("sampling_mask_mode", 1),
+                         ("on_mask_overflow", ["abort"]), ("custom_logit_processor", "x")):
+        refused({"input_ids": PROMPT, field: value}, field)
+        refused({"input_ids": PROMPT, field: value, "return_sampling_mask": True}, field)
 
 
 @settled

@@ -18,9 +18,10 @@ from harness import (Cluster, case, check, check_rows, equal, in_threads, run_ca
 CAP = 64
 PROMPT = [5, 9, 33, 70, 12, 8, 41]
 OVERFLOW = ("Sampling support exceeds --sampling-mask-max-tokens=64, commonly because of cutoff ties. Lower "
-            "top_k to leave more headroom or increase the server limit.")
-NEEDS_TOP_K = ("return_sampling_mask requires top_k=1 for greedy sampling or a finite top_k no larger than "
-               "--sampling-mask-max-tokens=64.")
+            "top_k to leave more headroom or increase the server limit. Required: {}.")
+NEEDS_FILTER = ("return_sampling_mask requires top_k=1 for greedy sampling or a top_k, top_p or min_p that "
+                "filters: without one all 2100 ids are in the support, more than "
+                "--sampling-mask-max-tokens=64. sampling_mask_mode 'bounded' takes any.")
 META_BEFORE = ["id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions"]
 META_LOGPROBS = ["input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"]
 META_MASK = ["output_token_sampling_mask", "output_token_sampling_logprobs",
@@ -157,9 +158,9 @@ def no_filter_at_all_is_refused_where_the_vocabulary_is_wider_than_the_cap():
     for given in ({"top_k": -1}, {"top_k": None}, {"top_k": 2**30}):
         for stream in (False, True):
             reply = ask(p=given, stream=stream)
-            equal((reply.status, reply.body), (400, short_error(NEEDS_TOP_K)), f"{given}")
+            equal((reply.status, reply.body), (400, short_error(NEEDS_FILTER)), f"{given}")
         reply = chat(**given, return_sampling_mask=True, return_meta_info=True)
-        equal((reply.status, reply.body), (400, long_error(NEEDS_TOP_K)), f"chat {given}")
+        equal((reply.status, reply.body), (400, long_error(NEEDS_FILTER)), f"chat {given}")
         equal(ask(p=given, mask=None).status, 200, "without a mask nothing is refused")
 
 
@@ -358,13 +359,13 @@ def an_overflow_of_the_first_token_is_a_400():
     for mode in ("selected", "support"):
         for stream in (False, True):
             reply = ask(p=p, mask=mode, stream=stream)
-            equal((reply.status, reply.body), (400, short_error(OVERFLOW)), f"{mode} {stream}")
+            equal((reply.status, reply.body), (400, short_error(OVERFLOW.format(70))), f"{mode} {stream}")
         # Chat's biases are small; at such a temperature all ids are ties.
         reply = chat(temperature=1e30, return_sampling_mask=True, return_meta_info=True,
                      sampling_logprobs_mode=mode)
-        equal((reply.status, reply.body), (400, long_error(OVERFLOW)), mode)
+        equal((reply.status, reply.body), (400, long_error(OVERFLOW.format(2100))), mode)
     both = ask(p={**p, "n": 2})
-    equal((both.status, both.body), (400, short_error(OVERFLOW)), "both samples")
+    equal((both.status, both.body), (400, short_error(OVERFLOW.format(70))), "both samples")
     equal(ask(p=p, mask=None).status, 200, "without a mask there is nothing to overflow")
     equal(ask(p={**p, "sampling_filter": "rank"}).status, 200, "rank keeps no ties")
     exact = ask(p={"top_k": 2, "logit_bias": ties(*range(100, 164))})
@@ -374,7 +375,7 @@ def an_overflow_of_the_first_token_is_a_400():
 @case
 def an_overflow_later_loses_a_reply_and_ends_a_stream():
     reply = ask(30, p=grows())
-    equal((reply.status, reply.body), (400, short_error(OVERFLOW)))
+    equal((reply.status, reply.body), (400, short_error(OVERFLOW.format(80))))
     overflow_in_a_stream(is_incremental=False)
     equal(ask().status, 200, "it goes on")
 
@@ -385,9 +386,10 @@ def overflow_in_a_stream(is_incremental):
         equal(reply.status, 200)
         events = reply.events
         last = events[-1]
-        equal(list(last["meta_info"]), [*META_BEFORE, *META_MASK, *META_AFTER])
+        equal(list(last["meta_info"]), [*META_BEFORE, *META_MASK, "sampling_mask_required", *META_AFTER])
+        equal(last["meta_info"]["sampling_mask_required"], 80)
         equal(last["meta_info"]["finish_reason"],
-              {"type": "abort", "message": OVERFLOW, "status_code": 400,
+              {"type": "abort", "message": OVERFLOW.format(80), "status_code": 400,
                "err_type": "BadRequestError"})
         equal((last["meta_info"][META_MASK[2]], last["meta_info"]["completion_tokens"]), (5, 5),
               "the token that overflowed is not there")

@@ -402,7 +402,7 @@ def compare_with_oracle(text):
 # ---- neighbours that fail, workers that die ----------------------------------------------------
 
 OVERFLOW = ("Sampling support exceeds --sampling-mask-max-tokens={}, commonly because of cutoff ties. Lower "
-            "top_k to leave more headroom or increase the server limit.")
+            "top_k to leave more headroom or increase the server limit. Required: {}.")
 
 
 def overflowing(number):
@@ -423,7 +423,7 @@ def overflowing(number):
 
 def check_overflow(reply, request, number):
     at_first = number % 2 == 0
-    message = OVERFLOW.format(CAP)
+    message = OVERFLOW.format(CAP, CAP + (70 if at_first else 20))
     what = f"overflow {number}"
     if at_first or not request["stream"]:
         equal(reply.status, 400, f"{what}: {reply.body[:200]!r}")

@@ -507,7 +507,7 @@ static const refusal REFUSALS[] = {
     {"{" P "\"ebnf\":\"a\"}", "ebnf is not supported yet."},
     {"{" P "\"lora_path\":\"x\"}", "lora_path is not supported yet."},
     {"{" P "\"session_params\":{\"id\":1}}", "session_params is not supported yet."},
-    {"{" P "\"custom_logit_processor\":\"x\"}", "custom_logit_processor is not supported yet."},
+    {"{" P "\"custom_logit_processor\":\"x\"}", "only supports DisallowedTokensLogitsProcessor."},
     {"{" P "\"return_hidden_states\":true}", "return_hidden_states is not supported yet."},
     {"{" P "\"bootstrap_room\":3}", "bootstrap_room is not supported yet."},
 };

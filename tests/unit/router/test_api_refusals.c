@@ -91,6 +91,10 @@ static const refusal GENERATE[] = {
      PLAIN("repetition_penalty must be in (0, 2] (1.0 = no penalty), got 0.")},
     {"{\"input_ids\":[1],\"sampling_params\":{\"max_new_tokens\":-1}}",
      PLAIN("max_new_tokens must be at least 0, got -1.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"max_new_tokens\":2147483648}}",
+     PLAIN("max_new_tokens must be at most 2147483647, got 2147483648.")},
+    {"{\"input_ids\":[1],\"sampling_params\":{\"min_new_tokens\":1e10}}",
+     PLAIN("min_new_tokens must be at most 2147483647, got 1e10.")},
     {"{\"input_ids\":[1],\"sampling_params\":{\"stop\":3}}",
      PLAIN("stop must be a string or a list of strings, got 3.")},
     {"{\"input_ids\":[1],\"sampling_params\":{\"stop\":[null]}}",
@@ -202,18 +206,6 @@ static const refusal GENERATE[] = {
     {"{\"input_ids\":[1],\"lora_path\":\"x\"}", PLAIN("lora_path is not supported.")},
     {"{\"input_ids\":[1],\"bootstrap_room\":3}", PLAIN("bootstrap_room is not supported.")},
     {"{\"input_ids\":[1],\"image_data\":\"x\"}", PLAIN("image_data is not supported.")},
-    {"{\"input_ids\":[1],\"custom_logit_processor\":\"x\"}",
-     PLAIN("custom_logit_processor is not supported.")},
-/* Masks. */
-#define NEEDS                                                                                      \
-    PLAIN("return_sampling_mask requires top_k=1 for greedy sampling or a finite top_k no larger " \
-          "than --sampling-mask-max-tokens=64.")
-    {"{\"input_ids\":[1],\"return_sampling_mask\":true}", NEEDS},
-    {"{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_params\":{\"top_p\":0.95}}",
-     NEEDS},
-    {"{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_params\":{\"top_k\":65}}", NEEDS},
-    {"{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_params\":{\"top_k\":1073741824}}",
-     NEEDS},
     {"{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_logprobs_mode\":\"all\"}",
      PLAIN("sampling_logprobs_mode must be 'selected' or 'support', got 'all'.")},
 };

@@ -35,7 +35,8 @@ static char *oracle(const uint8_t *data, size_t bytes) {
     for (size_t first = 0; first < bytes * 8; first += 6) {
         unsigned value = 0;
         for (size_t bit = first; bit < first + 6; bit++)
-            value = value * 2 + (bit < bytes * 8 ? data[bit / 8] >> (7 - bit % 8) & 1u : 0);
+            value =
+                value * 2 + (bit < bytes * 8 ? (unsigned)data[bit / 8] >> (7 - bit % 8) & 1u : 0u);
         text[first / 6] = letters[value];
     }
     return text;

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/fault.h"
 #include "base/safetensors.h"
 #include "tests/unit/router/api_fixture.h"
 

@@ -14,9 +14,10 @@
  *   prompt TOKENS                 one prompt, in chunks of 512, the first token drawn
  *   linear TOKENS                 the matrix products of one such chunk alone
  *   generate BATCH MODE STEPS     one token of BATCH sequences; MODE off, selected, support
- *   capture BATCH STEPS           the same with masks off and support in turn, and the
- *                               medians of both and of their differences; inside is the time in the
- *                               capture code, of all threads together, over that of its steps */
+ *   parts BATCH STEPS             the ops of such a step by themselves, without the sampler:
+ * seconds and cpu of each capture BATCH STEPS           the same with masks off and support in
+ * turn, and the medians of both and of their differences; inside is the time in the capture code,
+ * of all threads together, over that of its steps */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,7 @@
 #include "kernels/model.h"
 #include "kernels/model/model_generate.h"
 #include "kernels/model/model_internal.h"
+#include "tests/bench/bench_parts.h"
 #include "tests/bench/ceilings.h"
 
 enum {
@@ -336,6 +338,20 @@ static void run_generate(bench *b, uint32_t batch, uint32_t mode, uint32_t steps
            batch * kv_bytes(b, context));
 }
 
+static void run_parts(bench *b, uint32_t batch, uint32_t steps) {
+    prompt_batch(b, batch);
+    fill(b, batch, 1, b->o.context);
+    bench_parts_run(&(bench_parts){.m = b->m,
+                                   .dev = b->dev,
+                                   .kv = {.layout = b->layout,
+                                          .memory = b->kv,
+                                          .page_ids = b->page_ids,
+                                          .page_offsets = b->page_offsets},
+                                   .first_positions = b->first_positions,
+                                   .sequences = batch,
+                                   .steps = steps});
+}
+
 /* Each pair at one position: the same step but for the rows. */
 static void run_capture(bench *b, uint32_t batch, uint32_t steps) {
     double off[STEPS_MAX], support[STEPS_MAX], difference[STEPS_MAX];
@@ -370,6 +386,11 @@ static bool run_command(bench *b, char *line) {
             !parse_mode(mode_name, &mode))
             return false;
         run_generate(b, count, mode, steps);
+        return true;
+    }
+    if (sscanf(line, "parts %u %u", &count, &steps) == 2) {
+        if (count == 0 || count > b->o.batch_max || steps == 0) return false;
+        run_parts(b, count, steps);
         return true;
     }
     if (sscanf(line, "capture %u %u", &count, &steps) == 2) {

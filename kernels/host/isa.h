@@ -17,12 +17,21 @@ typedef struct host_attention_state {
     float *sum;
 } host_attention_state;
 
+/* Keys and values that are needed after a block's own: asked for meanwhile. */
+typedef struct host_attention_next {
+    const uint32_t *page_ids; /* of their sequence; NULL: nothing follows */
+    uint32_t kv_head;
+    uint32_t position; /* of the first tile */
+    uint32_t end;      /* of the keys */
+} host_attention_next;
+
 /* Some consecutive query tokens of one sequence and the query heads of one KV head. Row t * group +
  * h is head h of token t. `width` is head_dim rounded up to 64. */
 typedef struct host_attention_block {
     const kv_page_layout *layout;
     const uint8_t *kv_memory;
     const uint32_t *page_ids; /* of the sequence, logical order */
+    uint32_t page_shift;      /* log2 of the tokens of a page */
     uint32_t layer;
     uint32_t kv_head;
     uint32_t width;
@@ -30,6 +39,8 @@ typedef struct host_attention_block {
     uint32_t tokens;
     uint32_t first_position;
     uint32_t window; /* 0: all keys */
+    uint32_t end;    /* of the keys that are walked: behind the last query, or a partition's end */
+    host_attention_next next;
     float scale;
     const float *q; /* [rows][head_dim] */
     float *keys;    /* scratch [head_dim][64] */

@@ -34,8 +34,9 @@ typedef struct tile_operands {
     float *c;
     size_t c_stride;
     bool accumulates; /* start from c, not from zero */
-    /* Weights to ask for meanwhile (SIMD_ASKS_AHEAD), so many bytes further for each k; step 0:
-     * none. An address, for it may lie behind the last panel. */
+    /* What to ask for meanwhile, so many bytes further for each k; step 0: nothing. An address, for
+     * it may lie behind the last panel. TILE_PACKED (SIMD_ASKS_AHEAD): a line for each k.
+     * TILE_BF16: as much as b has there. */
     uintptr_t ahead;
     size_t ahead_step;
 } tile_operands;
@@ -75,14 +76,18 @@ static BT_ALWAYS_INLINE void tile(const tile_operands *o, int rows, int vectors,
     const float *a = o->a;
     const size_t a_stride = o->a_stride;
     const bool asks_ahead = SIMD_ASKS_AHEAD && kind == TILE_PACKED && rows > 1 && o->ahead_step > 0;
+    const bool asks_alike = kind == TILE_BF16 && o->ahead_step > 0;
     const size_t ahead_step = o->ahead_step;
     uintptr_t ahead = o->ahead;
     for (size_t k = 0; k < o->depth; k++) {
         v16 b[TILE_VECTORS_MAX];
-        if (asks_ahead) {
-            __builtin_prefetch((const void *)ahead);
-            ahead += ahead_step;
+        if (asks_ahead) __builtin_prefetch((const void *)ahead);
+        if (asks_alike) {
+            BT_UNROLL
+            for (int v = 0; v < vectors; v += 2)
+                __builtin_prefetch((const void *)(ahead + 32 * (size_t)v), 0, 2);
         }
+        ahead += ahead_step;
         tile_load_b(b, o, k, kind, vectors);
         BT_UNROLL
         for (int r = 0; r < rows; r++) {
@@ -202,6 +207,7 @@ static void plain_matmul(const tile_operands *operands, uint32_t rows, uint32_t 
             o.c = operands->c + row * o.c_stride + column;
             if (kind == TILE_BF16) {
                 o.b.bf16 = operands->b.bf16 + column;
+                o.ahead = operands->ahead + column * sizeof *o.b.bf16;
                 tile_bf16(&o, count);
             } else {
                 o.b.f32 = operands->b.f32 + column;

@@ -8,12 +8,17 @@
 #include "base/mem.h"
 #include "kernels/host/dev_host_internal.h"
 
-/* Cut at partitions while there are fewer items than this per thread. */
-enum { ITEMS_PER_THREAD = 4 };
+enum {
+    ITEMS_PER_THREAD = 4, /* cut at partitions while there are fewer items than this per thread */
+    RUNS_PER_THREAD =
+        8, /* items are claimed in runs, so that each can ask for the next one's keys */
+    RUN_ITEMS_MAX = 8,
+};
 
 typedef struct attention_run {
     dev_host *dev;
     const op_attention_params *p;
+    uint32_t run_items;
 } attention_run;
 
 static uint32_t tokens_per_block(const dev_host *dev, uint32_t group) {
@@ -114,6 +119,30 @@ static host_attention_state state_at(float *memory, uint32_t rows, uint32_t widt
     return (host_attention_state){.values = memory, .maximum = maximum, .sum = maximum + rows};
 }
 
+/* Where the keys of an item end: behind its last query, or with its partitions. */
+static uint32_t keys_end(const op_attention_item *item) {
+    const uint64_t end =
+        (uint64_t)(item->first_partition + item->partitions) * OP_ATTENTION_PARTITION;
+    const uint32_t queries_end = item->first_position + item->tokens;
+    return end < queries_end ? (uint32_t)end : queries_end;
+}
+
+/* What the item behind this one begins with. */
+static host_attention_next next_keys(const op_attention_params *p, const op_attention_item *item) {
+    const op_attention_plan *plan = p->plan;
+    if (item + 1 == plan->items + plan->item_count) return (host_attention_next){.page_ids = NULL};
+    const op_attention_item *next = item + 1;
+    const uint32_t begin = next->first_partition * OP_ATTENTION_PARTITION;
+    const uint32_t first =
+        host_first_key(next->first_position, p->window) / OP_ATTENTION_TILE * OP_ATTENTION_TILE;
+    return (host_attention_next){
+        .page_ids = p->kv.page_ids + p->kv.page_offsets[next->sequence],
+        .kv_head = next->kv_head,
+        .position = begin > first ? begin : first,
+        .end = keys_end(next),
+    };
+}
+
 /* Lays the block out in the thread's scratch: q, scores, keys, values; then the free rest. */
 static float *open_block(const attention_run *run, const op_attention_item *item, float *scratch,
                          host_attention_block *out) {
@@ -135,6 +164,7 @@ static float *open_block(const attention_run *run, const op_attention_item *item
         .layout = layout,
         .kv_memory = p->kv.memory,
         .page_ids = p->kv.page_ids + p->kv.page_offsets[item->sequence],
+        .page_shift = (uint32_t)__builtin_ctz(layout->page_tokens),
         .layer = p->layer,
         .kv_head = item->kv_head,
         .width = width,
@@ -142,6 +172,8 @@ static float *open_block(const attention_run *run, const op_attention_item *item
         .tokens = item->tokens,
         .first_position = item->first_position,
         .window = p->window,
+        .end = keys_end(item),
+        .next = next_keys(p, item),
         .scale = p->scale,
         .q = q,
         .keys = keys,
@@ -185,11 +217,8 @@ static void whole_item(const attention_run *run, const op_attention_item *item, 
     finish_rows(run, item, &total);
 }
 
-static void attention_item(void *context, uint32_t index, uint32_t thread) {
-    const attention_run *run = context;
+static void one_item(const attention_run *run, const op_attention_item *item, float *scratch) {
     const op_attention_plan *plan = run->p->plan;
-    const op_attention_item *item = &plan->items[index];
-    float *scratch = dev_host_scratch(run->dev, thread);
     if (item->part == OP_ATTENTION_WHOLE) {
         whole_item(run, item, scratch);
         return;
@@ -199,6 +228,16 @@ static void attention_item(void *context, uint32_t index, uint32_t thread) {
     const host_attention_state part =
         state_at(plan->parts + (size_t)item->part * plan->part_floats, block.group, block.width);
     run->dev->isa->attention_partition(&block, item->first_partition, &part);
+}
+
+static void attention_items(void *context, uint32_t index, uint32_t thread) {
+    const attention_run *run = context;
+    const op_attention_plan *plan = run->p->plan;
+    const uint32_t first = index * run->run_items;
+    const uint32_t rest = plan->item_count - first;
+    const uint32_t count = rest < run->run_items ? rest : run->run_items;
+    for (uint32_t i = 0; i < count; i++)
+        one_item(run, &plan->items[first + i], dev_host_scratch(run->dev, thread));
 }
 
 /* Runs over all items; those that begin a cut block fold it. */
@@ -221,7 +260,10 @@ static void fold_item(void *context, uint32_t index, uint32_t thread) {
 }
 
 void op_attention(dev_host *dev, const op_attention_params *p) {
-    attention_run run = {.dev = dev, .p = p};
-    pool_run(dev->workers, p->plan->item_count, attention_item, &run);
+    const uint32_t items = p->plan->item_count;
+    const uint32_t share = items / (RUNS_PER_THREAD * dev_host_threads(dev)) + 1;
+    attention_run run = {
+        .dev = dev, .p = p, .run_items = share < RUN_ITEMS_MAX ? share : RUN_ITEMS_MAX};
+    pool_run(dev->workers, (items + run.run_items - 1) / run.run_items, attention_items, &run);
     if (p->plan->part_count > 0) pool_run(dev->workers, p->plan->item_count, fold_item, &run);
 }

@@ -1,11 +1,9 @@
-/* Incremental framing: prefix, header, payload, one after the other into memory of our own. */
+/* Incremental framing: prefix, header, payload, one after the other, each into its own memory. */
 #include "proto/frame.h"
 
 #include "base/assert.h"
 #include "base/little_endian.h"
 #include "base/mem.h"
-
-enum { PAYLOAD_ALIGNMENT = 64, PAYLOAD_BYTES_MIN = 4096 };
 
 typedef enum reader_part {
     READER_PREFIX,
@@ -18,8 +16,8 @@ struct frame_reader {
     size_t have; /* bytes of this part */
     uint32_t header_bytes;
     uint32_t payload_bytes;
-    uint8_t *payload;
-    size_t payload_capacity;
+    bt_block_pool *blocks;
+    bt_block *payload; /* of this frame, or the last one; NULL before the first */
     uint8_t prefix[PROTO_FRAME_PREFIX_BYTES];
     uint8_t header[PROTO_FRAME_HEADER_MAX];
 };
@@ -30,16 +28,17 @@ void proto_frame_put_prefix(uint8_t out[PROTO_FRAME_PREFIX_BYTES], uint32_t head
     bt_store_le32(out + 4, payload_bytes);
 }
 
-bt_status frame_reader_create(frame_reader **out) {
+bt_status frame_reader_create(bt_block_pool *blocks, frame_reader **out) {
     frame_reader *reader = bt_calloc(1, sizeof *reader);
     if (reader == NULL) return BT_ERR_WORKER_MEMORY;
+    reader->blocks = blocks;
     *out = reader;
     return BT_OK;
 }
 
 void frame_reader_destroy(frame_reader *reader) {
     if (reader == NULL) return;
-    bt_free(reader->payload);
+    bt_block_release(reader->payload);
     bt_free(reader);
 }
 
@@ -56,7 +55,7 @@ static uint8_t *part_memory(frame_reader *reader) {
     switch (reader->part) {
     case READER_PREFIX: return reader->prefix;
     case READER_HEADER: return reader->header;
-    case READER_PAYLOAD: return reader->payload;
+    case READER_PAYLOAD: return reader->payload->bytes;
     }
     return NULL;
 }
@@ -66,18 +65,19 @@ void frame_reader_want(frame_reader *reader, uint8_t **to_out, size_t *bytes_out
     *bytes_out = part_bytes(reader) - reader->have;
 }
 
-/* Room for this frame's payload; what a source once needed it keeps. */
+/* The last frame's block when nobody else has it and it fits: a block that is much larger than what
+ * is in it would be a waste to hold. */
+static bool is_fit(const bt_block *block, size_t bytes) {
+    return block != NULL && !bt_block_is_shared(block) && block->capacity >= bytes &&
+           block->capacity <= bytes + bytes / 4 + BT_BLOCK_BYTES_MIN;
+}
+
 static bt_status make_room(frame_reader *reader) {
-    if (reader->payload_bytes <= reader->payload_capacity) return BT_OK;
-    size_t capacity = PAYLOAD_BYTES_MIN;
-    while (capacity < reader->payload_bytes)
-        capacity *= 2;
-    uint8_t *payload = bt_calloc_aligned(PAYLOAD_ALIGNMENT, capacity);
-    if (payload == NULL) return BT_ERR_WORKER_MEMORY;
-    bt_free(reader->payload);
-    reader->payload = payload;
-    reader->payload_capacity = capacity;
-    return BT_OK;
+    const size_t bytes = reader->payload_bytes;
+    if (bytes == 0 || is_fit(reader->payload, bytes)) return BT_OK;
+    bt_block_release(reader->payload);
+    reader->payload = bt_block_acquire(reader->blocks, bytes);
+    return reader->payload != NULL ? BT_OK : BT_ERR_WORKER_MEMORY;
 }
 
 static bt_status take_prefix(frame_reader *reader) {
@@ -110,10 +110,15 @@ bt_status frame_reader_got(frame_reader *reader, size_t bytes, bool *is_whole_ou
     *view_out = (frame_view){
         .header = reader->header,
         .header_bytes = reader->header_bytes,
-        .payload = reader->payload_bytes > 0 ? reader->payload : NULL,
+        .payload = reader->payload_bytes > 0 ? reader->payload->bytes : NULL,
         .payload_bytes = reader->payload_bytes,
+        .block = reader->payload_bytes > 0 ? reader->payload : NULL,
     };
     return BT_OK;
+}
+
+bool frame_reader_is_in_payload(const frame_reader *reader) {
+    return reader->part == READER_PAYLOAD;
 }
 
 bool frame_reader_is_idle(const frame_reader *reader) {

@@ -1,5 +1,6 @@
-/* One connection that carries proto_messages: a bufferevent, the framing and the codec. Payloads
- * are sent by reference, never copied, and freed once the kernel has them. Nothing here blocks.
+/* One connection that carries proto_messages: a socket, the framing and the codec. Payloads are
+ * sent by reference and given up once the kernel has them, and received into blocks that whoever
+ * wants them may keep, so that neither end copies more than a few bytes. Nothing here blocks.
  *
  * Ownership: the creator owns the link and destroys it, also from inside a callback of that link;
  * the link owns its descriptor. Event thread only. Output is bounded: past output_max_bytes the
@@ -32,6 +33,9 @@ typedef struct proto_link_events {
 typedef struct proto_link_options {
     size_t output_high_bytes; /* 0 = 4 MiB */
     size_t output_max_bytes;  /* 0 = 64 MiB */
+    /* Where payloads are received, borrowed; its owner's thread is the link's. NULL: one of the
+     * link's own. */
+    bt_block_pool *blocks;
 } proto_link_options;
 
 /* Takes fd (a connected stream socket) also on failure; sets it non-blocking and TCP_NODELAY.

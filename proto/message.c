@@ -5,7 +5,19 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/utf8.h"
+
+void proto_message_drop_payload(proto_message *message) {
+    if (message->block != NULL) {
+        bt_block_release(message->block);
+    } else {
+        bt_free(message->payload);
+    }
+    message->payload = NULL;
+    message->payload_bytes = 0;
+    message->block = NULL;
+}
 
 const char *proto_kind_name(proto_kind kind) {
     switch (kind) {

@@ -19,6 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/block_pool.h"
 #include "base/id_map.h"
 #include "base/status.h"
 #include "proto/record.h"
@@ -354,11 +355,17 @@ typedef struct proto_message {
         proto_prompt prompt;
         proto_prompt_logprobs prompt_logprobs;
     };
-    /* Sending: a bt_malloc block that the link takes and frees once written; receiving: borrowed
-     * for the call. NULL and 0 without a payload. */
+    /* NULL and 0 without a payload. Sending: the link takes it, and gives it up once it is written;
+     * receiving: borrowed for the call. */
     void *payload;
     size_t payload_bytes;
+    /* What the payload lies in. Sending: a hold that goes with it; NULL: payload is a bt_malloc
+     * block. Receiving: who wants the payload for longer holds this; NULL: who does copies it. */
+    bt_block *block;
 } proto_message;
+
+/* Gives up the payload of a message that is not sent. */
+void proto_message_drop_payload(proto_message *message);
 
 /* "hello", "reserve", ...; for logs. Never NULL, also for numbers that are not ours. */
 const char *proto_kind_name(proto_kind kind);

@@ -160,8 +160,7 @@ void worker_link_send(worker_link *w, proto_lane lane, proto_message *message) {
         proto_link_send(l->link, message);
         return;
     }
-    bt_free(message->payload);
-    message->payload = NULL;
+    proto_message_drop_payload(message);
 }
 
 bool worker_link_can_stream(const worker_link *w) {

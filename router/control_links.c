@@ -58,7 +58,7 @@ void control_link_send(void *context, dispatch_link link, proto_message *message
     control *c = context;
     control_link *l = bt_id_map_get(&c->links, bt_id_of(link));
     if (l == NULL || l->is_closing) {
-        bt_free(message->payload);
+        proto_message_drop_payload(message);
         return;
     }
     proto_link_send(l->link, message);

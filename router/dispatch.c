@@ -14,7 +14,7 @@
 
 void dispatch_send(dispatch *d, connection *to, proto_message *message) {
     if (to == NULL) {
-        bt_free(message->payload);
+        proto_message_drop_payload(message);
         return;
     }
     d->is_calling = true;

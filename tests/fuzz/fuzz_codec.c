@@ -57,10 +57,14 @@ static void feed(frame_reader *reader, const uint8_t *data, size_t bytes, size_t
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+    const bt_block_pool_options options = {.idle_bytes_max = 0};
+    bt_block_pool *pool;
     frame_reader *reader;
     if (bytes == 0) return 0;
-    BT_ASSERT(frame_reader_create(&reader) == BT_OK);
+    BT_ASSERT(bt_block_pool_create(&options, &pool) == BT_OK);
+    BT_ASSERT(frame_reader_create(pool, &reader) == BT_OK);
     feed(reader, data + 1, bytes - 1, 1u + data[0]);
     frame_reader_destroy(reader);
+    bt_block_pool_destroy(pool);
     return 0;
 }

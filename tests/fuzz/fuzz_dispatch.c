@@ -44,7 +44,7 @@ static void on_send(void *context, dispatch_link link, proto_message *message) {
     const history *h = context;
     BT_ASSERT(index_of(h, link) >= 0);
     BT_ASSERT(proto_message_check(message, NULL) == BT_OK);
-    bt_free(message->payload);
+    proto_message_drop_payload(message);
 }
 
 static void on_close(void *context, dispatch_link link) {

@@ -183,7 +183,7 @@ static void send_message(void *context, dispatch_link link, proto_message *messa
     if (r->links[link - 1] != NULL) {
         proto_link_send(r->links[link - 1], message);
     } else {
-        bt_free(message->payload);
+        proto_message_drop_payload(message);
     }
 }
 

@@ -100,6 +100,7 @@ typedef struct sim_frame {
     size_t header_bytes, payload_bytes;
     uint8_t *bytes; /* header, then the payload at 16-byte alignment */
     void *payload;
+    bt_block *block; /* that it lies in, or NULL */
 } sim_frame;
 
 typedef struct sim_direction {

@@ -20,7 +20,11 @@ static sim_link *link_of(sim *s, uint64_t number) {
 
 static void free_frame(sim_frame *frame) {
     bt_free(frame->bytes);
-    bt_free(frame->payload);
+    if (frame->block != NULL) {
+        bt_block_release(frame->block);
+    } else {
+        bt_free(frame->payload);
+    }
     bt_free(frame);
 }
 
@@ -81,6 +85,7 @@ static void deliver(sim *s, uint64_t number, int end, const sim_frame *frame) {
                      &message, &error) != BT_OK) {
         fail_msg("a message does not decode: %s", error.text);
     }
+    message.block = frame->block;
     if (end == SIM_AT_WORKER) {
         sim_worker_on_message(s, link->worker, link->lane, &message);
     } else if (is_router_current(s, link)) {
@@ -116,10 +121,8 @@ void sim_link_send(sim *s, uint64_t number, int from, proto_message *message) {
     sim_link *link = link_of(s, number);
     uint8_t header[PROTO_FRAME_HEADER_MAX];
     bt_error error = {.text = ""};
-    void *payload = message->payload;
-    message->payload = NULL;
     if (!link->is_open[from]) {
-        bt_free(payload);
+        proto_message_drop_payload(message);
         return;
     }
     sim_frame *frame = bt_calloc(1, sizeof *frame);
@@ -127,8 +130,11 @@ void sim_link_send(sim *s, uint64_t number, int from, proto_message *message) {
     if (proto_encode(message, header, sizeof header, &frame->header_bytes, &error) != BT_OK) {
         fail_msg("a message cannot be sent: %s", error.text);
     }
-    frame->payload = payload;
+    frame->payload = message->payload;
     frame->payload_bytes = message->payload_bytes;
+    frame->block = message->block;
+    message->payload = NULL;
+    message->block = NULL;
     frame->bytes = bt_malloc(frame->header_bytes);
     assert_non_null(frame->bytes);
     memcpy(frame->bytes, header, frame->header_bytes);

@@ -63,8 +63,7 @@ static void settle(sim *s, sim_worker *w) {
 static void on_send(void *context, proto_lane lane, proto_message *message) {
     sim_worker *w = context;
     if (w->links[lane] == 0) {
-        bt_free(message->payload);
-        message->payload = NULL;
+        proto_message_drop_payload(message);
         return;
     }
     sim_link_send(sim_of(w), w->links[lane], SIM_AT_WORKER, message);

@@ -55,7 +55,7 @@ static void on_send(void *context, proto_lane lane, proto_message *message) {
     if (message->kind == PROTO_RESERVATION)
         find_attempt(r, message->reservation.attempt)->answer = message->reservation;
     r->capacities += message->kind == PROTO_CAPACITY;
-    bt_free(message->payload);
+    proto_message_drop_payload(message);
 }
 
 static bool can_stream(void *context) {

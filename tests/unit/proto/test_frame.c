@@ -13,6 +13,7 @@ typedef struct expected_frame {
     uint32_t header_bytes, payload_bytes;
 } expected_frame;
 
+static bt_block_pool *pool;
 static const expected_frame frames[] = {{1, 0}, {3, 5}, {2, 0}, {40, 17}, {1, 1}};
 enum { FRAMES = sizeof frames / sizeof frames[0] };
 
@@ -73,7 +74,7 @@ static void every_split_gives_the_same_frames(void **state) {
         for (size_t second = first; second <= total; second++) {
             frame_reader *reader;
             size_t seen = 0;
-            assert_int_equal(frame_reader_create(&reader), BT_OK);
+            assert_int_equal(frame_reader_create(pool, &reader), BT_OK);
             feed(reader, wire, first, &seen);
             feed(reader, wire + first, second - first, &seen);
             feed(reader, wire + second, total - second, &seen);
@@ -84,12 +85,51 @@ static void every_split_gives_the_same_frames(void **state) {
     }
 }
 
+/* Frames one behind the other, the payloads of some kept while the reader goes on. */
+static void a_payload_may_be_kept(void **state) {
+    (void)state;
+    enum { KEPT = 40 };
+    static uint8_t frame[PROTO_FRAME_PREFIX_BYTES + 1 + 4 * 1000];
+    bt_block *kept[KEPT] = {NULL};
+    frame_reader *reader;
+    assert_int_equal(frame_reader_create(pool, &reader), BT_OK);
+    for (uint32_t i = 0; i < KEPT; i++) {
+        const uint32_t bytes = 4 * (1 + i * 97 % 1000);
+        size_t at = 0;
+        bool is_whole = false;
+        frame_view view;
+        proto_frame_put_prefix(frame, 1, bytes);
+        memset(frame + PROTO_FRAME_PREFIX_BYTES, (int)i, 1 + bytes);
+        while (!is_whole) {
+            uint8_t *to;
+            size_t wanted;
+            frame_reader_want(reader, &to, &wanted);
+            memcpy(to, frame + at, wanted);
+            at += wanted;
+            assert_int_equal(frame_reader_got(reader, wanted, &is_whole, &view), BT_OK);
+        }
+        assert_ptr_equal(view.payload, view.block->bytes);
+        assert_true(view.block->capacity <= bytes + bytes / 4 + BT_BLOCK_BYTES_MIN);
+        view.block->used = bytes;
+        if (i % 3 == 0) continue;
+        kept[i] = view.block;
+        bt_block_hold(view.block);
+    }
+    frame_reader_destroy(reader);
+    for (uint32_t i = 0; i < KEPT; i++) {
+        for (size_t k = 0; kept[i] != NULL && k < kept[i]->used; k++)
+            assert_int_equal(kept[i]->bytes[k], i);
+        bt_block_release(kept[i]);
+    }
+    assert_int_equal(bt_block_pool_used_bytes(pool), 0);
+}
+
 static void single_bytes_and_ends_inside_a_frame(void **state) {
     (void)state;
     const size_t total = make_wire();
     frame_reader *reader;
     size_t seen = 0, idle = 0;
-    assert_int_equal(frame_reader_create(&reader), BT_OK);
+    assert_int_equal(frame_reader_create(pool, &reader), BT_OK);
     for (size_t i = 0; i < total; i++) {
         feed(reader, wire + i, 1, &seen);
         if (frame_reader_is_idle(reader)) idle++;
@@ -105,7 +145,7 @@ static bt_status try_prefix(uint32_t header_bytes, uint32_t payload_bytes) {
     size_t wanted;
     bool is_whole;
     frame_view view;
-    assert_int_equal(frame_reader_create(&reader), BT_OK);
+    assert_int_equal(frame_reader_create(pool, &reader), BT_OK);
     frame_reader_want(reader, &to, &wanted);
     assert_int_equal(wanted, PROTO_FRAME_PREFIX_BYTES);
     proto_frame_put_prefix(to, header_bytes, payload_bytes);
@@ -133,12 +173,26 @@ static void the_prefix_is_little_endian(void **state) {
     assert_memory_equal(prefix, "\x04\x03\x02\x01\xd0\xc0\xb0\xa0", sizeof prefix);
 }
 
+static int make_pool(void **state) {
+    (void)state;
+    const bt_block_pool_options options = {.idle_bytes_max = 1 << 20};
+    return bt_block_pool_create(&options, &pool) == BT_OK ? 0 : -1;
+}
+
+static int destroy_pool(void **state) {
+    (void)state;
+    const bool is_all_back = bt_block_pool_used_bytes(pool) == 0;
+    bt_block_pool_destroy(pool);
+    return is_all_back ? 0 : -1;
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_split_gives_the_same_frames),
+        cmocka_unit_test(a_payload_may_be_kept),
         cmocka_unit_test(single_bytes_and_ends_inside_a_frame),
         cmocka_unit_test(impossible_sizes_are_refused),
         cmocka_unit_test(the_prefix_is_little_endian),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_pool, destroy_pool);
 }

@@ -33,6 +33,8 @@ typedef struct end {
     bt_status why;
     char text[256];
     uint32_t highs, lows;
+    bt_block *kept; /* of the last payload, when keeps */
+    bool keeps;
     bool destroy_on_message, destroy_on_closed, answer;
 } end;
 
@@ -47,6 +49,14 @@ static void on_message(void *context, proto_link *link, const proto_message *mes
     e->payload_bytes += message->payload_bytes;
     for (size_t i = 0; i < message->payload_bytes; i++) {
         if (((uint8_t *)message->payload)[i] != (uint8_t)(i * 31)) e->payload_errors++;
+    }
+    if (message->payload_bytes > 0) assert_non_null(message->block);
+    if (e->keeps && message->block != NULL) {
+        assert_ptr_equal(message->payload, message->block->bytes);
+        bt_block_hold(message->block);
+        message->block->next = e->kept;
+        message->block->used = message->payload_bytes;
+        e->kept = message->block;
     }
     if (e->answer) {
         proto_message pong;
@@ -167,6 +177,81 @@ static void big_payloads_pass_the_socket_buffer(void **state) {
     assert_int_equal(left.highs, 1);
     assert_int_equal(right.payload_bytes, 32u * RING_PAYLOAD);
     assert_int_equal(right.payload_errors, 0);
+}
+
+/* Payloads of all sizes in the sender's blocks, mixed with small messages; the receiver keeps them,
+ * and both go their own ways. */
+static void payloads_in_blocks_are_kept(void **state) {
+    (void)state;
+    enum { MESSAGES = 200 };
+    const bt_block_pool_options options = {.idle_bytes_max = 1 << 20};
+    bt_block_pool *sender = NULL, *receiver = NULL;
+    uint64_t bytes_sent = 0, bytes_kept = 0;
+    int fds[2];
+    make_pair(fds);
+    assert_int_equal(bt_block_pool_create(&options, &sender), BT_OK);
+    assert_int_equal(bt_block_pool_create(&options, &receiver), BT_OK);
+    open_end(&left, fds[0], NULL);
+    open_end(&right, fds[1], &(proto_link_options){.blocks = receiver});
+    right.keeps = true;
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        proto_message message;
+        const size_t bytes = 1 + (size_t)i * i * 7919 % PROTO_FRAME_PAYLOAD_MAX;
+        bt_block *block = bt_block_acquire(sender, bytes + 16);
+        assert_non_null(block);
+        for (size_t k = 0; k < bytes; k++)
+            block->bytes[i % 16 + k] = (uint8_t)(k * 31);
+        sample_message(PROTO_CHUNK, block->bytes + i % 16, bytes, &message);
+        message.block = block;
+        proto_link_send(left.link, &message);
+        assert_null(message.block);
+        if (i % 3 == 0) send_kind(&left, PROTO_PING, 0);
+        bytes_sent += bytes;
+    }
+    run_until(&right.messages, MESSAGES + (MESSAGES + 2) / 3);
+    assert_int_equal(right.payload_errors, 0);
+    assert_int_equal(bt_block_pool_used_bytes(sender), 0);
+    bt_block_pool_destroy(sender);
+    proto_link_destroy(right.link);
+    right.link = NULL;
+    while (right.kept != NULL) {
+        bt_block *block = right.kept;
+        right.kept = block->next;
+        for (size_t k = 0; k < block->used; k++)
+            assert_int_equal(block->bytes[k], (uint8_t)(k * 31));
+        bytes_kept += block->used;
+        bt_block_release(block);
+    }
+    assert_int_equal(bytes_kept, bytes_sent);
+    assert_int_equal(bt_block_pool_used_bytes(receiver), 0);
+    bt_block_pool_destroy(receiver);
+}
+
+/* What was not written goes with the link. */
+static void destroying_gives_payloads_up(void **state) {
+    (void)state;
+    const bt_block_pool_options options = {.idle_bytes_max = 0};
+    bt_block_pool *pool = NULL;
+    int fds[2];
+    make_pair(fds);
+    assert_int_equal(bt_block_pool_create(&options, &pool), BT_OK);
+    open_end(&left, fds[0], NULL);
+    for (uint32_t i = 0; i < 20; i++) {
+        proto_message message;
+        bt_block *block = bt_block_acquire(pool, RING_PAYLOAD);
+        assert_non_null(block);
+        memset(block->bytes, 0, RING_PAYLOAD);
+        sample_message(PROTO_CHUNK, block->bytes, RING_PAYLOAD, &message);
+        message.block = block;
+        proto_link_send(left.link, &message);
+        if (i == 10) (void)event_base_loop(base, EVLOOP_NONBLOCK); /* some of it is written */
+    }
+    assert_true(bt_block_pool_used_bytes(pool) > 0);
+    proto_link_destroy(left.link);
+    left.link = NULL;
+    assert_int_equal(bt_block_pool_used_bytes(pool), 0);
+    bt_block_pool_destroy(pool);
+    (void)close(fds[1]);
 }
 
 static void a_peer_that_does_not_read_is_closed(void **state) {
@@ -397,6 +482,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(every_kind_arrives_in_order),
         TEST(big_payloads_pass_the_socket_buffer),
+        TEST(payloads_in_blocks_are_kept),
+        TEST(destroying_gives_payloads_up),
         TEST(a_peer_that_does_not_read_is_closed),
         TEST(the_end_of_a_peer_is_seen),
         TEST(an_end_inside_a_frame_is_named),

@@ -24,6 +24,7 @@ static void on_send(void *context, dispatch_link link, proto_message *message) {
     n->sent[n->sent_count].message = *message;
     n->sent_count++;
     message->payload = NULL;
+    message->block = NULL;
 }
 
 static void on_close(void *context, dispatch_link link) {
@@ -281,8 +282,7 @@ proto_message fake_expect(fake_network *n, dispatch_link link, proto_kind kind) 
     if (!fake_take(n, link, kind, &out)) {
         fail_msg("no %s was sent on link %llu", proto_kind_name(kind), (unsigned long long)link);
     }
-    bt_free(out.payload);
-    out.payload = NULL;
+    proto_message_drop_payload(&out);
     return out;
 }
 
@@ -295,7 +295,7 @@ uint32_t fake_count(const fake_network *n, dispatch_link link, proto_kind kind) 
 
 void fake_forget(fake_network *n) {
     for (uint32_t i = 0; i < n->sent_count; i++)
-        bt_free(n->sent[i].message.payload);
+        proto_message_drop_payload(&n->sent[i].message);
     n->sent_count = 0;
 }
 

@@ -194,7 +194,7 @@ static void destroy_side(world_side *side) {
     assert_int_equal(counts.free, counts.total);
     kv_pool_destroy(side->pages);
     for (uint32_t i = 0; i < side->sent_count; i++)
-        bt_free(side->sent[i].message.payload);
+        proto_message_drop_payload(&side->sent[i].message);
     bt_free(side->sent);
 }
 

@@ -168,7 +168,6 @@ void decode_release(decode_core *core, decode_sample *s, const char *reason) {
     decode_attempt *a = s->attempt;
     decode_release_pages(core, s);
     release_slot(core, s);
-    decode_stream_drop(s);
     row_queue_destroy(s->queue);
     s->queue = NULL;
     bt_free(s->output_ids);

@@ -119,6 +119,9 @@ bt_status decode_core_create(const decode_core_options *options, decode_core **o
     const size_t n = options->sequences_max;
     bt_status status = make_records(core, n);
     if (status == BT_OK) status = bt_id_map_init(&core->by_id, n);
+    /* Queues bound what is out, and what is kept is trimmed to what they use. */
+    const bt_block_pool_options blocks = {.idle_bytes_max = SIZE_MAX};
+    if (status == BT_OK) status = bt_block_pool_create(&blocks, &core->blocks);
     if (status == BT_OK) status = init_membership(core);
     if (status == BT_OK) status = decode_step_init(core);
     if (status != BT_OK) goto destroy;
@@ -149,6 +152,7 @@ void decode_core_destroy(decode_core *core) {
     membership_fini(&core->member);
     decode_step_fini(core);
     bt_id_map_fini(&core->by_id);
+    bt_block_pool_destroy(core->blocks);
     bt_free(core->page_scratch);
     bt_free(core->page_lists);
     bt_free(core->order);
@@ -261,6 +265,7 @@ void decode_core_tick(decode_core *core) {
     if (now_us >= core->next_check_us) {
         core->next_check_us = now_us + CHECK_US;
         BT_ASSERT(decode_core_check(core));
+        bt_block_pool_trim(core->blocks);
     }
     decode_core_turn(core);
 }

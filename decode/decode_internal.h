@@ -88,11 +88,7 @@ typedef struct decode_sample {
     bool lacks_room;   /* in PARKED and RETRACTED: rows have no way to go */
     uint32_t recomputes;
 
-    /* The row stream: `staged` are queued rows as bytes, sent from staged_offset on. */
-    uint8_t *staged;
-    size_t staged_bytes, staged_offset;
-    uint32_t staged_rows;
-    uint32_t rows_sent; /* wholly, before staged */
+    /* The row stream. */
     uint64_t sent_bytes;
     uint64_t credit_bytes; /* UINT64_MAX: never withheld */
     proto_finish finish;
@@ -157,10 +153,11 @@ struct decode_core {
     decode_sample *samples;   /* [sequences_max]: the places */
     decode_sample **order;    /* [order_count]: those not FREE, in order of admission */
     uint32_t order_count;
-    bt_id_map by_id;      /* the attempts that are not FREE */
-    uint32_t stream_next; /* round robin */
-    bool owes_capacity;   /* a RESERVE was answered FULL */
-    bool has_released;    /* since then: pages, places, or what kept new ones out */
+    bt_id_map by_id;       /* the attempts that are not FREE */
+    bt_block_pool *blocks; /* of all row queues */
+    uint32_t stream_next;  /* round robin */
+    bool owes_capacity;    /* a RESERVE was answered FULL */
+    bool has_released;     /* since then: pages, places, or what kept new ones out */
     decode_batch step;
 
     uint64_t next_check_us;
@@ -267,6 +264,5 @@ void decode_abandon_attempt(decode_core *core, decode_attempt *a, bt_status stat
                             const char *text);
 void decode_on_credit(decode_core *core, const proto_credit *credit);
 void decode_stream_turn(decode_core *core);
-void decode_stream_drop(decode_sample *s);
 
 #endif

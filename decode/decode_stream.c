@@ -31,7 +31,8 @@ static size_t queue_bytes_max(const decode_core *core, const proto_generation *g
 
 bt_status decode_make_queue(decode_core *core, decode_sample *s) {
     const proto_generation *g = &s->attempt->generation;
-    const row_queue_options options = {.mask_mode = g->mask_mode,
+    const row_queue_options options = {.blocks = core->blocks,
+                                       .mask_mode = g->mask_mode,
                                        .cap = membership_cap(&core->member),
                                        .top_logprobs = decode_top_count(core, g),
                                        .logprob_ids = g->logprob_id_count,
@@ -44,32 +45,13 @@ bool decode_has_room(const decode_core *core, const decode_sample *s) {
     return row_queue_bytes(s->queue) + row_bytes_max(core, g) <= queue_bytes_max(core, g);
 }
 
-void decode_stream_drop(decode_sample *s) {
-    bt_free(s->staged);
-    s->staged = NULL;
-    s->staged_bytes = 0;
-    s->staged_offset = 0;
-    s->staged_rows = 0;
-}
-
 /* ---- frames ---------------------------------------------------------------------------------- */
 
-/* Rows whose last byte was sent. */
-static uint32_t count_sent(const decode_sample *s) {
-    uint32_t rows = s->rows_sent;
-    for (size_t at = 0; at < s->staged_offset; rows++) {
-        uint32_t bytes = 0;
-        memcpy(&bytes, s->staged + at, sizeof bytes);
-        BT_ASSERT(bytes >= ROW_RECORD_HEADER_BYTES);
-        at += bytes;
-        if (at > s->staged_offset) break;
-    }
-    return rows;
-}
-
-static void send_chunk(decode_core *core, decode_sample *s, uint8_t *payload, size_t bytes,
-                       bool is_last) {
-    proto_message message = {.kind = PROTO_CHUNK, .payload = payload, .payload_bytes = bytes};
+/* The slice's hold goes with it. */
+static void send_chunk(decode_core *core, decode_sample *s, const row_slice *rows, bool is_last) {
+    const size_t bytes = rows->count;
+    proto_message message = {
+        .kind = PROTO_CHUNK, .payload = rows->bytes, .payload_bytes = bytes, .block = rows->block};
     proto_chunk *chunk = &message.chunk;
     chunk->attempt = s->attempt->id;
     chunk->sample = s->number;
@@ -92,41 +74,6 @@ static void send_chunk(decode_core *core, decode_sample *s, uint8_t *payload, si
     core->options.ops.send(core->options.ops.context, PROTO_LANE_STREAMS, &message);
 }
 
-/* Rows that are queued become bytes, when those before them are gone. */
-static bt_status stage(decode_sample *s) {
-    if (s->staged != NULL) return BT_OK;
-    const size_t bytes = row_queue_bytes(s->queue);
-    if (bytes == 0) return BT_OK;
-    uint8_t *block = bt_malloc(bytes);
-    if (block == NULL) return BT_ERR_WORKER_MEMORY;
-    s->staged_rows = row_queue_count(s->queue);
-    const size_t taken = row_queue_take(s->queue, block, bytes);
-    BT_ASSERT(taken == bytes);
-    s->staged = block;
-    s->staged_bytes = bytes;
-    s->staged_offset = 0;
-    return BT_OK;
-}
-
-/* The next payload: the staged block itself when it goes whole, else a copy of its next part. */
-static uint8_t *take_payload(decode_sample *s, size_t bytes) {
-    uint8_t *payload = NULL;
-    if (s->staged_offset == 0 && bytes == s->staged_bytes) {
-        payload = s->staged;
-        s->staged = NULL;
-    } else {
-        payload = bt_malloc(bytes);
-        if (payload == NULL) return NULL;
-        memcpy(payload, s->staged + s->staged_offset, bytes);
-    }
-    s->staged_offset += bytes;
-    if (s->staged_offset == s->staged_bytes) {
-        s->rows_sent += s->staged_rows;
-        decode_stream_drop(s);
-    }
-    return payload;
-}
-
 static bool has_stream(const decode_sample *s) {
     switch (s->state) {
     case DECODE_WAITING:
@@ -146,19 +93,14 @@ static bool has_stream(const decode_sample *s) {
 /* Sends at most one frame; true when one was sent. May release the sample. */
 static bool pump(decode_core *core, decode_sample *s) {
     const bool is_draining = s->state == DECODE_DRAINING;
+    row_slice rows = {.count = 0};
     if (!has_stream(s)) return false;
-    if (stage(s) != BT_OK) return false; /* again at the next turn; parked, it has a deadline */
-    size_t bytes = s->staged_bytes - s->staged_offset;
-    if (bytes > s->credit_bytes) bytes = (size_t)s->credit_bytes;
-    if (bytes > PROTO_FRAME_PAYLOAD_MAX) bytes = PROTO_FRAME_PAYLOAD_MAX;
-    uint8_t *payload = NULL;
-    if (bytes > 0) {
-        payload = take_payload(s, bytes);
-        if (payload == NULL) return false;
-    }
-    const bool is_last = is_draining && s->staged == NULL && row_queue_count(s->queue) == 0;
-    if (bytes == 0 && !is_last) return false;
-    send_chunk(core, s, payload, bytes, is_last);
+    const uint64_t credit = s->credit_bytes;
+    const size_t most = credit < PROTO_FRAME_PAYLOAD_MAX ? (size_t)credit : PROTO_FRAME_PAYLOAD_MAX;
+    const bool has_rows = most > 0 && row_queue_take(s->queue, most, &rows);
+    const bool is_last = is_draining && row_queue_bytes(s->queue) == 0;
+    if (!has_rows && !is_last) return false;
+    send_chunk(core, s, &rows, is_last);
     if (is_last) {
         decode_release(core, s, "stream ended");
         return true;
@@ -222,12 +164,11 @@ void decode_finish_error(decode_core *core, decode_sample *s, bt_status status, 
 void decode_abandon(decode_core *core, decode_sample *s, bt_status status, const char *text) {
     s->finish = PROTO_FINISH_ERROR;
     s->status = status;
-    s->rows_made = count_sent(s);
+    s->rows_made = row_queue_taken(s->queue);
     (void)snprintf(s->text, sizeof s->text, "%s", text);
-    decode_stream_drop(s);
     row_queue_clear(s->queue);
     if (!membership_is_serving(&core->member)) return;
-    send_chunk(core, s, NULL, 0, true);
+    send_chunk(core, s, &(row_slice){.count = 0}, true);
 }
 
 void decode_abandon_attempt(decode_core *core, decode_attempt *a, bt_status status,

@@ -64,6 +64,7 @@ token_row bench_row(const bench_rows *rows, uint32_t at) {
                        .mask_mode = ROW_MASK_SUPPORT,
                        .selected_logprob = logprobs[0],
                        .support_count = rows->width,
+                       .support_size = rows->width,
                        .support_ids = ids,
                        .support_logprobs = logprobs};
 }

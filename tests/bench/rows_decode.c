@@ -19,6 +19,7 @@ enum { QUEUE_BYTES = 64 * 1024, STREAM_HIGH_BYTES = 1 << 20 }; /* as in decode a
 typedef struct decode_side {
     const bench_options *options;
     const bench_rows *rows;
+    bt_block_pool *blocks;
     row_queue **queues; /* [batch] */
     uint64_t *offsets;  /* [batch], of the row streams */
     bt_loop *loop;
@@ -86,7 +87,10 @@ static void open_side(decode_side *d) {
     const uint32_t cap = d->rows->cap;
     const size_t two =
         2 * row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = cap});
-    const row_queue_options options = {.mask_mode = ROW_MASK_SUPPORT,
+    const bt_block_pool_options blocks = {.idle_bytes_max = SIZE_MAX};
+    bt_status status = bt_block_pool_create(&blocks, &d->blocks);
+    const row_queue_options options = {.blocks = d->blocks,
+                                       .mask_mode = ROW_MASK_SUPPORT,
                                        .cap = cap,
                                        .bytes_max = two > QUEUE_BYTES ? two : QUEUE_BYTES};
     const proto_link_options link_options = {.output_high_bytes = STREAM_HIGH_BYTES};
@@ -94,7 +98,6 @@ static void open_side(decode_side *d) {
         .on_message = on_message, .on_closed = on_closed, .on_output = on_output, .context = d};
     d->queues = bench_alloc(d->options->batch * sizeof(row_queue *));
     d->offsets = bench_alloc(d->options->batch * sizeof *d->offsets);
-    bt_status status = BT_OK;
     for (uint32_t i = 0; i < d->options->batch && status == BT_OK; i++)
         status = row_queue_create(&options, &d->queues[i]);
     const int fd = bench_drain(BENCH_TCP, NULL, &d->reader);
@@ -111,6 +114,7 @@ static void close_side(decode_side *d) {
     bt_loop_destroy(d->loop);
     for (uint32_t i = 0; i < d->options->batch; i++)
         row_queue_destroy(d->queues[i]);
+    bt_block_pool_destroy(d->blocks);
     bt_free(d->queues);
     bt_free(d->offsets);
 }
@@ -128,29 +132,19 @@ static void append_step(decode_side *d) {
 /* What is queued of one sequence becomes frames, as in decode_stream.c; without a link they are
  * given up at once. */
 static void hand_off(decode_side *d, uint32_t at, proto_link *link) {
-    const size_t total = row_queue_bytes(d->queues[at]);
-    uint8_t *block = bt_malloc(total);
-    if (block == NULL) bench_die("memory", BT_ERR_WORKER_MEMORY);
-    (void)row_queue_take(d->queues[at], block, total);
-    for (size_t from = 0; from < total;) {
-        size_t bytes = total - from;
-        uint8_t *payload = block;
-        if (bytes > PROTO_FRAME_PAYLOAD_MAX) bytes = PROTO_FRAME_PAYLOAD_MAX;
-        if (bytes < total) {
-            payload = bt_malloc(bytes);
-            if (payload == NULL) bench_die("memory", BT_ERR_WORKER_MEMORY);
-            memcpy(payload, block + from, bytes);
-        }
-        proto_message message = {.kind = PROTO_CHUNK, .payload = payload, .payload_bytes = bytes};
+    row_slice rows;
+    while (row_queue_take(d->queues[at], PROTO_FRAME_PAYLOAD_MAX, &rows)) {
+        proto_message message = {.kind = PROTO_CHUNK,
+                                 .payload = rows.bytes,
+                                 .payload_bytes = rows.count,
+                                 .block = rows.block};
         message.chunk.attempt = (proto_attempt){.router_incarnation = 1, .counter = at + 1};
         message.chunk.offset = d->offsets[at];
-        d->offsets[at] += bytes;
-        from += bytes;
-        if (bytes < total && from == total) bt_free(block);
+        d->offsets[at] += rows.count;
         if (link != NULL) {
             proto_link_send(link, &message);
         } else {
-            bt_free(payload);
+            proto_message_drop_payload(&message);
         }
     }
 }

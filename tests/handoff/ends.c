@@ -56,8 +56,21 @@ static end_attempt *event_attempt(end *e, proto_attempt id) {
     return a;
 }
 
+/* All that a queue holds, in one piece; of no more parts than there are rows. */
+static size_t take_stream(row_queue *queue, uint8_t *out, size_t out_bytes) {
+    size_t bytes = 0;
+    row_slice part;
+    for (uint32_t i = 0; i <= ENDS_STEPS && row_queue_take(queue, out_bytes - bytes, &part); i++) {
+        memcpy(out + bytes, part.bytes, part.count);
+        bytes += part.count;
+        bt_block_release(part.block);
+    }
+    return bytes;
+}
+
 static bool is_intact_row(const end *e, const sample *s, const metadata_row *row) {
-    const row_queue_options options = {.mask_mode = s->mask_mode,
+    const row_queue_options options = {.blocks = e->blocks,
+                                       .mask_mode = s->mask_mode,
                                        .cap = e->options.cap,
                                        .top_logprobs = s->top_count,
                                        .logprob_ids = s->id_logprob_count,
@@ -75,9 +88,10 @@ static bool is_intact_row(const end *e, const sample *s, const metadata_row *row
         sample_make_step(s, step, &storage, &next);
         assert_int_equal(row_queue_push(queue, &next), BT_OK);
     }
-    const size_t bytes = row_queue_take(queue, stream, sizeof stream);
+    const size_t bytes = take_stream(queue, stream, sizeof stream);
     const bool is_same = sample_is_stream(s, stream, bytes, ENDS_STEPS);
-    const bool is_empty = row_queue_count(queue) == 0 && row_queue_bytes(queue) == 0;
+    const bool is_empty =
+        row_queue_bytes(queue) == 0 && row_queue_taken(queue) == row_queue_pushed(queue);
     row_queue_destroy(queue);
     return is_same && is_empty && row->cached_tokens == s->number % 7 &&
            row->prompt_tokens == s->prompt_tokens;
@@ -176,6 +190,8 @@ static end *create(const end_options *options) {
                                    .layers = options->layers};
     assert_int_equal(kv_pool_create(&pages, &e->pages), BT_OK);
     assert_int_equal(row_pool_create(options->rows, options->cap, &e->rows), BT_OK);
+    const bt_block_pool_options blocks = {.idle_bytes_max = 1 << 20};
+    assert_int_equal(bt_block_pool_create(&blocks, &e->blocks), BT_OK);
     for (uint32_t i = 0; i < options->page_count; i++)
         scribble(e, i);
     xfer *mover = options->mover;
@@ -245,6 +261,7 @@ void end_destroy(end *e) {
     handoff_receiver_destroy(e->receiver);
     kv_pool_destroy(e->pages);
     row_pool_destroy(e->rows);
+    bt_block_pool_destroy(e->blocks);
     free(e);
 }
 

@@ -59,6 +59,7 @@ typedef struct end {
     end_options options;
     kv_pool *pages;
     row_pool *rows;
+    bt_block_pool *blocks;      /* of row queues */
     handoff_sender *sender;     /* of a prefill end */
     handoff_receiver *receiver; /* of a decode end */
     end_attempt attempts[ENDS_ATTEMPTS_MAX];

@@ -534,7 +534,7 @@ static void a_slow_reader_keeps_its_request(void **state) {
     }
 }
 
-static void a_blocked_connection_parks_and_goes_on_in_whole_frames(void **state) {
+static void a_blocked_connection_parks_and_goes_on_in_large_frames(void **state) {
     (void)state;
     /* The cap makes the queue's bound two rows of 320 KiB, more than a frame; the rows are small.
      */
@@ -550,11 +550,13 @@ static void a_blocked_connection_parks_and_goes_on_in_whole_frames(void **state)
     assert_int_equal(stream.frames, 0);
     w->decode.is_stream_blocked = false;
     world_settle(w);
-    uint32_t full_frames = 0;
+    uint32_t large_frames = 0;
     for (uint32_t i = 0; i < w->decode.sent_count; i++) {
-        full_frames += w->decode.sent[i].message.payload_bytes == PROTO_FRAME_PAYLOAD_MAX;
+        const size_t bytes = w->decode.sent[i].message.payload_bytes;
+        assert_true(bytes <= PROTO_FRAME_PAYLOAD_MAX);
+        large_frames += bytes > PROTO_FRAME_PAYLOAD_MAX / 4;
     }
-    assert_true(full_frames > 0);
+    assert_true(large_frames > 0);
     world_read(w, a, &stream);
     assert_int_equal(stream.last.finish, PROTO_FINISH_LENGTH);
     world_expect_rows(w, &stream, 20, &g, 2000);
@@ -584,7 +586,7 @@ int main(void) {
         cmocka_unit_test(credit_bounds_a_stream_and_no_other),
         cmocka_unit_test(a_reader_that_takes_nothing_loses_its_request),
         cmocka_unit_test(a_slow_reader_keeps_its_request),
-        cmocka_unit_test(a_blocked_connection_parks_and_goes_on_in_whole_frames),
+        cmocka_unit_test(a_blocked_connection_parks_and_goes_on_in_large_frames),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,6 +14,7 @@ enum { CAP = 40, ROWS = 100, BYTES_MAX = 1 << 20 };
 static int32_t ids[ROWS][CAP];
 static float logprobs[ROWS][CAP];
 static uint8_t stream[BYTES_MAX];
+static bt_block_pool *pool;
 
 static int fill(void **state) {
     (void)state;
@@ -24,6 +25,14 @@ static int fill(void **state) {
             memcpy(&logprobs[row][i], &bits, sizeof bits); /* NaNs included: bits are bits */
         }
     }
+    const bt_block_pool_options options = {.idle_bytes_max = 1 << 20};
+    return bt_block_pool_create(&options, &pool) == BT_OK ? 0 : -1;
+}
+
+static int end(void **state) {
+    (void)state;
+    if (bt_block_pool_used_bytes(pool) != 0) return -1;
+    bt_block_pool_destroy(pool);
     return 0;
 }
 
@@ -51,7 +60,8 @@ static token_row make_row(uint32_t mode, uint32_t row) {
 }
 
 static row_queue *make_queue(uint32_t mode) {
-    const row_queue_options options = {.mask_mode = mode,
+    const row_queue_options options = {.blocks = pool,
+                                       .mask_mode = mode,
                                        .cap = CAP,
                                        .top_logprobs = mode,
                                        .logprob_ids = 2 * mode,
@@ -91,6 +101,23 @@ static void assert_stream(uint32_t mode, size_t bytes, uint32_t first, uint32_t 
     assert_int_equal(at, bytes);
 }
 
+/* All that is queued, in parts of at most `part_max` bytes. */
+static size_t take_all(row_queue *queue, size_t part_max) {
+    size_t bytes = 0;
+    row_slice part;
+    while (row_queue_take(queue, part_max, &part)) {
+        assert_in_range(part.count, 1, part_max);
+        assert_true(part.bytes >= part.block->bytes);
+        assert_true(part.bytes + part.count <= part.block->bytes + part.block->used);
+        memcpy(stream + bytes, part.bytes, part.count);
+        bytes += part.count;
+        bt_block_release(part.block);
+    }
+    assert_int_equal(row_queue_bytes(queue), 0);
+    assert_int_equal(row_queue_taken(queue), row_queue_pushed(queue));
+    return bytes;
+}
+
 static void rows_come_out_as_they_went_in(void **state) {
     (void)state;
     for (uint32_t mode = ROW_MASK_OFF; mode <= ROW_MASK_SUPPORT; mode++) {
@@ -102,17 +129,97 @@ static void rows_come_out_as_they_went_in(void **state) {
                 const token_row row = make_row(mode, next + i);
                 assert_int_equal(row_queue_push(queue, &row), BT_OK);
             }
-            assert_int_equal(row_queue_count(queue), batch);
+            assert_int_equal(row_queue_pushed(queue), next + batch);
             const size_t bytes = row_queue_bytes(queue);
-            assert_int_equal(row_queue_take(queue, stream, sizeof stream), bytes);
+            assert_int_equal(take_all(queue, BYTES_MAX), bytes);
             assert_stream(mode, bytes, next, batch);
-            assert_int_equal(row_queue_count(queue), 0);
-            assert_int_equal(row_queue_bytes(queue), 0);
-            assert_int_equal(row_queue_take(queue, stream, sizeof stream), 0);
             next += batch;
+            assert_int_equal(take_all(queue, 1), 0);
         }
         row_queue_destroy(queue);
     }
+}
+
+/* However the stream is cut, by credit or frames, it is the same; what is cut counts as taken with
+ * its last byte. */
+static void parts_of_any_size_give_the_same_stream(void **state) {
+    (void)state;
+    static const size_t parts[] = {1, 3, 4, 39, 40, 41, 100, 333, 4096};
+    for (uint32_t mode = ROW_MASK_OFF; mode <= ROW_MASK_SUPPORT; mode++) {
+        for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
+            row_queue *queue = make_queue(mode);
+            size_t total = 0;
+            for (uint32_t i = 0; i < ROWS; i++) {
+                const token_row row = make_row(mode, i);
+                assert_int_equal(row_queue_push(queue, &row), BT_OK);
+                total += row_record_bytes(token_row_widths(&row));
+            }
+            assert_int_equal(take_all(queue, parts[p]), total);
+            assert_stream(mode, total, 0, ROWS);
+            row_queue_destroy(queue);
+        }
+    }
+}
+
+/* A taker gets whole rows as long as one fits, so that frames begin and end with rows. */
+static void whole_rows_are_taken_where_they_fit(void **state) {
+    (void)state;
+    row_queue *queue = make_queue(ROW_MASK_SUPPORT);
+    size_t bytes[3];
+    row_slice part;
+    for (uint32_t i = 0; i < 3; i++) {
+        const token_row row = make_row(ROW_MASK_SUPPORT, i);
+        assert_int_equal(row_queue_push(queue, &row), BT_OK);
+        bytes[i] = row_record_bytes(token_row_widths(&row));
+    }
+    assert_true(row_queue_take(queue, bytes[0] + bytes[1] + 5, &part));
+    assert_int_equal(part.count, bytes[0] + bytes[1]);
+    assert_int_equal((uintptr_t)part.bytes % 4, 0);
+    assert_int_equal(row_queue_taken(queue), 2);
+    bt_block_release(part.block);
+    assert_true(row_queue_take(queue, bytes[2] - 1, &part)); /* less than a row: its beginning */
+    assert_int_equal(part.count, bytes[2] - 1);
+    assert_int_equal(row_queue_taken(queue), 2);
+    bt_block_release(part.block);
+    assert_true(row_queue_take(queue, bytes[2], &part));
+    assert_int_equal(part.count, 1);
+    assert_int_equal(row_queue_taken(queue), 3);
+    bt_block_release(part.block);
+    row_queue_destroy(queue);
+}
+
+/* What was handed out stays what it was while the queue goes on, and after it ended. */
+static void parts_outlive_what_follows(void **state) {
+    (void)state;
+    row_queue *queue = make_queue(ROW_MASK_SUPPORT);
+    row_slice parts[ROWS];
+    for (uint32_t i = 0; i < ROWS; i++) {
+        const token_row row = make_row(ROW_MASK_SUPPORT, i);
+        assert_int_equal(row_queue_push(queue, &row), BT_OK);
+        assert_true(row_queue_take(queue, BYTES_MAX, &parts[i]));
+    }
+    row_queue_destroy(queue);
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < ROWS; i++) {
+        memcpy(stream + bytes, parts[i].bytes, parts[i].count);
+        bytes += parts[i].count;
+        bt_block_release(parts[i].block);
+    }
+    assert_stream(ROW_MASK_SUPPORT, bytes, 0, ROWS);
+}
+
+/* A queue whose rows are written at once needs one block, again and again. */
+static void an_emptied_queue_uses_its_memory_again(void **state) {
+    (void)state;
+    row_queue *queue = make_queue(ROW_MASK_SUPPORT);
+    const size_t before = bt_block_pool_used_bytes(pool);
+    for (uint32_t i = 0; i < 50 * ROWS; i++) {
+        const token_row row = make_row(ROW_MASK_SUPPORT, i % ROWS);
+        assert_int_equal(row_queue_push(queue, &row), BT_OK);
+        assert_true(bt_block_pool_used_bytes(pool) - before <= ROW_BLOCK_BYTES);
+        (void)take_all(queue, BYTES_MAX);
+    }
+    row_queue_destroy(queue);
 }
 
 static void row_zero_comes_from_the_handoff(void **state) {
@@ -141,7 +248,7 @@ static void row_zero_comes_from_the_handoff(void **state) {
             const token_row row = make_row(mode, i);
             assert_int_equal(row_queue_push(queue, &row), BT_OK);
         }
-        const size_t bytes = row_queue_take(queue, stream, sizeof stream);
+        const size_t bytes = take_all(queue, BYTES_MAX);
         assert_stream(mode, bytes, 0, 4);
         row_queue_destroy(queue);
     }
@@ -160,7 +267,7 @@ static void pushed_rows_are_copies(void **state) {
     assert_int_equal(row_queue_push(queue, &row), BT_OK);
     memset(own_ids, 0, sizeof own_ids);
     memset(own_logprobs, 0, sizeof own_logprobs);
-    assert_stream(ROW_MASK_SUPPORT, row_queue_take(queue, stream, sizeof stream), 3, 1);
+    assert_stream(ROW_MASK_SUPPORT, take_all(queue, BYTES_MAX), 3, 1);
     row_queue_destroy(queue);
 }
 
@@ -171,9 +278,11 @@ static void bounds_hold(void **state) {
                                                      .support_count = CAP,
                                                      .top_count = 2,
                                                      .id_logprob_count = 4});
-    row_queue_options options = {.mask_mode = 3, .cap = CAP, .bytes_max = BYTES_MAX};
+    row_queue_options options = {
+        .blocks = pool, .mask_mode = 3, .cap = CAP, .bytes_max = BYTES_MAX};
     assert_int_equal(row_queue_create(&options, &queue), BT_ERR_CALLER_ARGUMENT);
-    options = (row_queue_options){.mask_mode = ROW_MASK_SUPPORT,
+    options = (row_queue_options){.blocks = pool,
+                                  .mask_mode = ROW_MASK_SUPPORT,
                                   .cap = CAP,
                                   .top_logprobs = 2,
                                   .logprob_ids = 4,
@@ -188,11 +297,12 @@ static void bounds_hold(void **state) {
     assert_int_equal(row_queue_push(queue, &row), BT_OK);
     assert_int_equal(row_queue_push(queue, &row), BT_OK);
     assert_int_equal(row_queue_push(queue, &row), BT_ERR_REQUEST_FULL);
-    assert_int_equal(row_queue_count(queue), 2);
-    assert_int_equal(row_queue_take(queue, stream, sizeof stream), 2 * one);
+    assert_int_equal(row_queue_pushed(queue), 2);
+    assert_int_equal(take_all(queue, BYTES_MAX), 2 * one);
     assert_int_equal(row_queue_push(queue, &row), BT_OK);
     row_queue_clear(queue);
-    assert_int_equal(row_queue_count(queue), 0);
+    assert_int_equal(row_queue_bytes(queue), 0);
+    assert_int_equal(row_queue_taken(queue), 2);
     row.mask_mode = ROW_MASK_SELECTED;
     assert_int_equal(row_queue_push(queue, &row), BT_ERR_CALLER_ARGUMENT);
     row = make_row(ROW_MASK_SUPPORT, 1);
@@ -215,8 +325,10 @@ static void bounds_hold(void **state) {
 static void without_masks_the_cap_is_nothing(void **state) {
     (void)state;
     row_queue *queue = NULL;
-    const row_queue_options options = {
-        .mask_mode = ROW_MASK_OFF, .cap = UINT32_MAX, .bytes_max = ROW_RECORD_HEADER_BYTES};
+    const row_queue_options options = {.blocks = pool,
+                                       .mask_mode = ROW_MASK_OFF,
+                                       .cap = UINT32_MAX,
+                                       .bytes_max = ROW_RECORD_HEADER_BYTES};
     assert_int_equal(row_queue_create(&options, &queue), BT_OK);
     const token_row row = make_row(ROW_MASK_OFF, 1);
     assert_int_equal(row_queue_push(queue, &row), BT_OK);
@@ -227,10 +339,14 @@ static void without_masks_the_cap_is_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_come_out_as_they_went_in),
+        cmocka_unit_test(parts_of_any_size_give_the_same_stream),
+        cmocka_unit_test(whole_rows_are_taken_where_they_fit),
+        cmocka_unit_test(parts_outlive_what_follows),
+        cmocka_unit_test(an_emptied_queue_uses_its_memory_again),
         cmocka_unit_test(row_zero_comes_from_the_handoff),
         cmocka_unit_test(pushed_rows_are_copies),
         cmocka_unit_test(bounds_hold),
         cmocka_unit_test(without_masks_the_cap_is_nothing),
     };
-    return cmocka_run_group_tests(tests, fill, NULL);
+    return cmocka_run_group_tests(tests, fill, end);
 }

@@ -328,18 +328,26 @@ static void sort_and_unpack(sampler_workspace *workspace, size_t count) {
     unpack(workspace, count);
 }
 
-/* A bounded row of a support in no order: leaves its `wanted` heaviest entries in
- * workspace->candidates. They are collected anew, which costs less than ordering all. */
-static void keep_heaviest(const draw *d, const sampler_cut *support, uint32_t wanted) {
+enum { RECOLLECT_SHARE = 4 };
+
+/* Leaves the `wanted` heaviest of a support in workspace->candidates, which hold `listed` of its
+ * entries: all or none. Of a large part of the vocabulary it costs less to collect them anew, from
+ * above a floor, than to look at all. */
+static void list_heaviest(const draw *d, const sampler_cut *support, uint32_t wanted,
+                          size_t listed) {
     sampler_workspace *workspace = d->workspace;
     uint64_t *candidates = workspace->candidates;
     const double no_limit = math_inf_f64();
-    const uint32_t floor = larger(support->threshold, top_k_floor(d, wanted));
-    const size_t count =
-        workspace->loops->collect(workspace->weights, d->chunks, floor, candidates);
-    sampler_cut cut = sampler_find_cut(candidates, count, wanted, no_limit, &workspace->histogram);
-    const size_t ties_max = cut_ties(candidates, count, wanted, no_limit, &cut);
-    cut = keep(candidates, count, cut.threshold, ties_max);
+    if (listed == 0 || listed > d->count / RECOLLECT_SHARE) {
+        const bool is_all = wanted == support->count;
+        const uint32_t floor = is_all ? 0U : top_k_floor(d, wanted);
+        listed = workspace->loops->collect(workspace->weights, d->chunks,
+                                           larger(support->threshold, floor), candidates);
+    }
+    if (listed == wanted) return;
+    sampler_cut cut = sampler_find_cut(candidates, listed, wanted, no_limit, &workspace->histogram);
+    const size_t ties_max = cut_ties(candidates, listed, wanted, no_limit, &cut);
+    cut = keep(candidates, listed, cut.threshold, ties_max);
     BT_ASSERT(cut.count == wanted);
 }
 
@@ -359,14 +367,16 @@ static void keep_drawn(sampler_workspace *workspace, uint32_t count, uint64_t dr
     workspace->ids[last] = id;
 }
 
-/* The row of a support whose entries are picked, in their order or in that of ids. */
-static void capture(draw *d, const sampler_cut *cut, bool is_ordered, uint64_t drawn) {
+/* The row of a support whose entries are picked in their order (is_ordered), or `listed` among the
+ * candidates by ascending id: all, or none yet. */
+static void capture(draw *d, const sampler_cut *cut, bool is_ordered, size_t listed,
+                    uint64_t drawn) {
     sampler_workspace *workspace = d->workspace;
     sampler_row *row = d->row;
     const uint32_t cap = d->params->mask_max_tokens;
     const uint32_t count = cut->count < cap ? cut->count : cap;
     if (!is_ordered) {
-        if (count < cut->count) keep_heaviest(d, cut, count);
+        if (listed != count) list_heaviest(d, cut, count, listed);
         sort_and_unpack(workspace, count);
     }
     if (count < cut->count) keep_drawn(workspace, count, drawn);
@@ -380,23 +390,22 @@ static void capture(draw *d, const sampler_cut *cut, bool is_ordered, uint64_t d
     workspace->loops->log_shares(workspace->picked, count, mass, row->support_logprobs);
 }
 
+/* Says how large the support is; true: more than the row may have, and nothing is drawn. */
+static bool overflows(draw *d, uint32_t support) {
+    const sampler_params *params = d->params;
+    d->row->cap_needed = support;
+    if (params->mask_bounded != 0 || support <= params->mask_max_tokens) return false;
+    d->row->status = SAMPLER_OVERFLOW;
+    return true;
+}
+
 static void draw_filtered(draw *d) {
     const sampler_params *params = d->params;
     sampler_workspace *workspace = d->workspace;
     const bool has_mask = params->mask_mode != SAMPLER_MASK_OFF;
-    const bool has_columns_by_rank =
-        params->top_k != 0 || (is_by_rank(params) && has_filter(params));
-    uint64_t begin = capture_begin(workspace);
+    const bool has_columns_by_rank = params->top_k != 0 || is_by_rank(params);
     const sampler_cut cut = filter(d);
-    /* Without a filter only the mask needs the survivors. */
-    if (!has_filter(params)) capture_end(workspace, begin);
-    if (has_mask) {
-        d->row->cap_needed = cut.count;
-        if (cut.count > params->mask_max_tokens && params->mask_bounded == 0) {
-            d->row->status = SAMPLER_OVERFLOW;
-            return;
-        }
-    }
+    if (has_mask && overflows(d, cut.count)) return;
     if (has_columns_by_rank) {
         sort_and_unpack(workspace, cut.count);
     } else {
@@ -407,8 +416,30 @@ static void draw_filtered(draw *d) {
     const uint64_t drawn = candidate_of(workspace->picked[index], workspace->ids[index]);
     set_token(d, workspace->ids[index]);
     if (!has_mask) return;
-    begin = capture_begin(workspace);
-    capture(d, &cut, has_columns_by_rank, drawn);
+    const uint64_t begin = capture_begin(workspace);
+    capture(d, &cut, has_columns_by_rank, cut.count, drawn);
+    capture_end(workspace, begin);
+}
+
+/* Without a filter the draw needs the weights alone, and whatever goes beyond is the mask's. */
+static void draw_unfiltered(draw *d) {
+    sampler_workspace *workspace = d->workspace;
+    const sampler_loops *loops = workspace->loops;
+    const bool has_mask = d->params->mask_mode != SAMPLER_MASK_OFF;
+    sampler_cut whole = {.threshold = SAMPLER_WEIGHT_MIN_BITS};
+    if (has_mask) {
+        const uint64_t begin = capture_begin(workspace);
+        whole.count = (uint32_t)loops->count_from(workspace->weights, d->count, whole.threshold);
+        capture_end(workspace, begin);
+        if (overflows(d, whole.count)) return;
+    }
+    const size_t token = pick_column(d, workspace->weights, NULL, d->count);
+    set_token(d, (uint32_t)token);
+    if (!has_mask) return;
+    const uint64_t begin = capture_begin(workspace);
+    const bool is_summed = d->scale.fixed_total != 0;
+    whole.fixed_sum = is_summed ? d->scale.fixed_total : loops->sum(workspace->weights, d->count);
+    capture(d, &whole, false, 0, candidate_of(workspace->weights[token], (uint32_t)token));
     capture_end(workspace, begin);
 }
 
@@ -451,9 +482,9 @@ void sampler_draw(sampler_workspace *workspace, const sampler_params *params, co
         return;
     }
     weigh(&d);
-    if (has_filter(params) || params->mask_mode != SAMPLER_MASK_OFF) {
+    if (has_filter(params)) {
         draw_filtered(&d);
-        return;
+    } else {
+        draw_unfiltered(&d);
     }
-    set_token(&d, (uint32_t)pick_column(&d, workspace->weights, NULL, count));
 }

@@ -86,6 +86,8 @@ typedef struct sampler_loops {
     void (*sum_from)(const float *weights, size_t count,
                      const uint32_t thresholds[SAMPLER_THRESHOLDS],
                      uint64_t sums[SAMPLER_THRESHOLDS]);
+    /* How many weights are at or above a threshold (bits). */
+    size_t (*count_from)(const float *weights, size_t count, uint32_t threshold);
     /* Cuts every chunk into `groups` (1, 4 or 16) sets and writes the largest weight of each, as
      * bits: maxima [chunks * groups]. */
     void (*group_maxima)(const float *weights, size_t chunks, uint32_t groups, uint32_t *maxima);

@@ -98,26 +98,37 @@ static void group_maxima(const float *weights, size_t chunks, uint32_t groups, u
     }
 }
 
-enum { BLOCK = 64 };
+enum { BLOCK = 64, PART = 16 };
 
-static inline int32_t block_max(const float *weights) {
+static inline int32_t part_max(const float *weights, size_t count) {
     int32_t max = 0;
-    for (size_t i = 0; i < BLOCK; i++) {
+    for (size_t i = 0; i < count; i++) {
         const int32_t bits = (int32_t)math_bits_f32(weights[i]);
         max = bits > max ? bits : max;
     }
     return max;
 }
 
+static size_t count_from(const float *weights, size_t count, uint32_t threshold) {
+    uint32_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        found += (int32_t)math_bits_f32(weights[i]) >= (int32_t)threshold ? 1U : 0U;
+    }
+    return found;
+}
+
 static size_t collect(const float *weights, size_t chunks, uint32_t threshold,
                       uint64_t *candidates) {
     size_t count = 0;
     for (size_t begin = 0; begin < chunks * SAMPLER_CHUNK; begin += BLOCK) {
-        if (block_max(weights + begin) < (int32_t)threshold) continue;
-        for (size_t i = begin; i < begin + BLOCK; i++) {
-            const uint32_t bits = math_bits_f32(weights[i]);
-            candidates[count] = (uint64_t)bits << 32 | i;
-            count += bits >= threshold ? 1U : 0U;
+        if (part_max(weights + begin, BLOCK) < (int32_t)threshold) continue;
+        for (size_t part = begin; part < begin + BLOCK; part += PART) {
+            if (part_max(weights + part, PART) < (int32_t)threshold) continue;
+            for (size_t i = part; i < part + PART; i++) {
+                const uint32_t bits = math_bits_f32(weights[i]);
+                candidates[count] = (uint64_t)bits << 32 | i;
+                count += bits >= threshold ? 1U : 0U;
+            }
         }
     }
     return count;
@@ -210,6 +221,7 @@ const sampler_loops SAMPLER_SYMBOL = {
     .weigh = weigh,
     .sum = sum,
     .sum_from = sum_from,
+    .count_from = count_from,
     .group_maxima = group_maxima,
     .collect = collect,
     .race = race,

@@ -1,19 +1,20 @@
-/* Time of one sampler_draw per row: vocabulary, filter and mask mode; the median of many rows. Of
- * the support mode also what the capture's own clock says, and the other costs: log-probabilities,
- * changed logits, the rank rule, the score of a row.
+/* CPU time of one sampler_draw per row: vocabulary, filter and mask mode; the median of many rows.
+ * Of the support mode also what the capture's own clock says, of a mask bounded to BOUNDED_CAP
+ * entries both, and the other costs: log-probabilities, changed logits, the rank rule, the score of
+ * a row.
  *
  *   bench_sampler [ISA]      portable, avx2 or avx512; the best of this CPU by default */
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/assert.h"
-#include "base/clock.h"
 #include "base/compiler.h"
 #include "base/mem.h"
 #include "kernels/math.h"
 #include "kernels/sampler.h"
 
-enum { VOCAB_MAX = 151936, ROWS = 16, REPEATS = 9 };
+enum { VOCAB_MAX = 151936, ROWS = 16, REPEATS = 9, BOUNDED_CAP = 4096 };
 
 typedef struct bench {
     sampler_workspace *workspace;
@@ -61,16 +62,22 @@ static void score_row(bench *b, const sampler_params *params, const float *logit
     BT_ASSERT(sampler_score_row(b->workspace, &scoring, logits, vocab, &logprob, b->row.top, NULL));
 }
 
+/* Of this thread, so that what else runs on the machine counts little. */
+static double cpu_us(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
 /* Microseconds per row. */
 static double measure(bench *b, row_fn run, const sampler_params *params, uint32_t vocab) {
-    const bt_clock clock = bt_clock_system();
     double times[REPEATS];
     for (uint32_t repeat = 0; repeat < REPEATS; repeat++) {
-        const uint64_t start = bt_clock_now_us(&clock);
+        const double start = cpu_us();
         for (uint32_t i = 0; i < ROWS; i++) {
             run(b, params, b->logits + (size_t)i * VOCAB_MAX, vocab, repeat);
         }
-        times[repeat] = (double)(bt_clock_now_us(&clock) - start) / ROWS;
+        times[repeat] = (cpu_us() - start) / ROWS;
     }
     qsort(times, REPEATS, sizeof times[0], compare_doubles);
     return times[REPEATS / 2];
@@ -92,12 +99,18 @@ static double measure_capture(bench *b, const sampler_params *params, uint32_t v
     return times[REPEATS / 2];
 }
 
-static void print_line(bench *b, uint32_t vocab, uint32_t top_k, float top_p) {
+typedef struct filter {
+    uint32_t top_k;
+    float top_p, min_p;
+} filter;
+
+static void print_line(bench *b, uint32_t vocab, filter f) {
     double times[3];
     sampler_params params = {
         .temperature = 0.8F,
-        .top_p = top_p,
-        .top_k = top_k,
+        .top_p = f.top_p,
+        .top_k = f.top_k,
+        .min_p = f.min_p,
         .mask_max_tokens = VOCAB_MAX,
         .seed = 5,
     };
@@ -107,11 +120,17 @@ static void print_line(bench *b, uint32_t vocab, uint32_t top_k, float top_p) {
     }
     const uint32_t support = b->row.support_count;
     const double capture = measure_capture(b, &params, vocab);
+    params.mask_max_tokens = BOUNDED_CAP;
+    params.mask_bounded = 1;
+    const double bounded = measure(b, draw_row, &params, vocab);
+    const double bounded_capture = measure_capture(b, &params, vocab);
+    params.mask_bounded = 0;
     params.mask_mode = SAMPLER_MASK_OFF;
     params.wants_logprob = 1;
     const double with_logprob = measure(b, draw_row, &params, vocab);
-    printf("%6u %6u %5.2f %8u %9.1f %9.1f %9.1f %9.1f %9.1f\n", vocab, top_k, (double)top_p,
-           support, times[0], times[1], times[2], capture, with_logprob);
+    printf("%6u %10u %5.2f %5.3f %8u %8.1f %8.1f %8.1f %8.1f %8.1f %8.1f %8.1f\n", vocab, f.top_k,
+           (double)f.top_p, (double)f.min_p, support, times[0], times[1], times[2], capture,
+           bounded, bounded_capture, with_logprob);
 }
 
 static void print_others(bench *b, uint32_t vocab) {
@@ -154,15 +173,21 @@ int main(int argc, char **argv) {
     BT_ASSERT(b.row.top != NULL);
     BT_ASSERT(b.logits != NULL && b.row.support_ids != NULL && b.row.support_logprobs != NULL);
     fill(b.logits, (size_t)ROWS * VOCAB_MAX);
-    printf("us per row; capture: in code that only masks need, support mode; +lp: masks off with "
-           "the token's log-probability\n");
-    printf(" vocab  top_k top_p  support       off  selected   support   capture       +lp\n");
-    const uint32_t vocabs[] = {49152, 151936};
-    const uint32_t top_ks[] = {1, 50, 1000, 8192, 0};
+    printf("us of CPU per row; capture: in code that only masks need, support mode; bounded: the "
+           "same with a mask cut to %d entries; +lp: masks off with the token's log-probability\n",
+           BOUNDED_CAP);
+    printf(" vocab      top_k top_p min_p  support      off selected  support  capture  bounded  "
+           "capture      +lp\n");
+    static const uint32_t vocabs[] = {49152, 151936};
+    static const filter filters[] = {
+        {1, 1.0F, 0.0F},     {50, 1.0F, 0.0F},   {50, 0.95F, 0.0F},   {1000, 1.0F, 0.0F},
+        {1000, 0.95F, 0.0F}, {8192, 1.0F, 0.0F}, {8192, 0.95F, 0.0F}, {1U << 30, 0.95F, 0.0F},
+        {0, 0.95F, 0.0F},    {0, 0.9F, 0.0F},    {0, 0.7F, 0.0F},     {0, 1.0F, 0.01F},
+        {0, 1.0F, 0.001F},   {0, 1.0F, 0.0F},
+    };
     for (size_t v = 0; v < BT_ARRAY_COUNT(vocabs); v++) {
-        for (size_t k = 0; k < BT_ARRAY_COUNT(top_ks); k++) {
-            print_line(&b, vocabs[v], top_ks[k], 1.0F);
-            print_line(&b, vocabs[v], top_ks[k], 0.95F);
+        for (size_t k = 0; k < BT_ARRAY_COUNT(filters); k++) {
+            print_line(&b, vocabs[v], filters[k]);
         }
         print_others(&b, vocabs[v]);
     }

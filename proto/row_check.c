@@ -1,10 +1,7 @@
-/* The loop over the support works on blocks of a fixed length, which compilers turn into vectors,
- * and collects what is wrong instead of leaving early. */
+/* The fixed part first, then two loops over the support. */
 #include "proto/row_check.h"
 
 #include <string.h>
-
-enum { BLOCK = 16 };
 
 /* Ids are below this. */
 static uint32_t id_limit(const row_expectation *expect) {
@@ -71,43 +68,50 @@ static const char *check_beside(const row_expectation *expect, const token_row *
     return NULL;
 }
 
-/* What a pass over the support found. */
+/* What a pass over the support found; each loop collects instead of leaving early, so that it is
+ * turned into vectors. */
 typedef struct findings {
-    uint32_t foreign; /* not 0: an id outside the vocabulary */
+    uint32_t foreign; /* ids outside the vocabulary */
     uint32_t drawn;   /* entries of the drawn token */
-    uint32_t bad;     /* not 0: a log-probability that is none */
+    uint32_t bad;     /* log-probabilities that are none */
     uint32_t equal;   /* entries of the drawn token that have the selected log-probability */
 } findings;
 
-static inline void look_at_id(findings *f, uint32_t id, uint32_t limit, uint32_t token) {
-    f->foreign |= id >= limit;
-    f->drawn += id == token;
+static void look_at_ids(const int32_t *ids, uint32_t count, uint32_t limit, int32_t token,
+                        findings *f) {
+    uint32_t foreign = 0, drawn = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        /* limit is at most 2^31: negative ids and those from the limit on have the top bit here. */
+        foreign |= (uint32_t)ids[i] | (limit - 1u - (uint32_t)ids[i]);
+        drawn += ids[i] == token ? 1u : 0u;
+    }
+    f->foreign = foreign >> 31;
+    f->drawn = drawn;
 }
 
-static inline void look_at_logprob(findings *f, uint32_t id, uint32_t token, uint32_t bits,
-                                   uint32_t selected) {
-    f->bad |= (bits - 0x80000000u >= 0x7f800000u) & (bits != 0);
-    f->equal += (id == token) & (bits == selected);
+static void look_at_logprobs(const token_row *row, findings *f) {
+    const int32_t *ids = row->support_ids;
+    const uint32_t *bits = (const uint32_t *)(const void *)row->support_logprobs;
+    const uint32_t selected = bits_of(row->selected_logprob);
+    const int32_t token = row->token;
+    const uint32_t count = row->support_count;
+    uint32_t bad = 0, equal = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        /* As in is_logprob: of two numbers below 2^31 the difference has the top bit of a "<". */
+        const uint32_t magnitude = bits[i] & 0x7fffffffu;
+        const uint32_t is_finite = magnitude - 0x7f800000u;
+        const uint32_t is_below_zero = bits[i] | (magnitude - 1u);
+        bad |= ~(is_finite & is_below_zero);
+        equal += ids[i] == token && bits[i] == selected ? 1u : 0u;
+    }
+    f->bad = bad >> 31;
+    f->equal = equal;
 }
 
 static findings look_at_support(const token_row *row, uint32_t limit) {
-    const uint32_t token = (uint32_t)row->token;
-    const uint32_t selected = bits_of(row->selected_logprob);
-    const uint32_t count = row->support_count;
-    const uint32_t *ids = (const uint32_t *)(const void *)row->support_ids;
-    const uint32_t *bits = (const uint32_t *)(const void *)row->support_logprobs;
     findings f = {0};
-    uint32_t i = 0;
-    for (; i + BLOCK <= count; i += BLOCK) {
-        for (uint32_t k = 0; k < BLOCK; k++)
-            look_at_id(&f, ids[i + k], limit, token);
-        for (uint32_t k = 0; bits != NULL && k < BLOCK; k++)
-            look_at_logprob(&f, ids[i + k], token, bits[i + k], selected);
-    }
-    for (; i < count; i++) {
-        look_at_id(&f, ids[i], limit, token);
-        if (bits != NULL) look_at_logprob(&f, ids[i], token, bits[i], selected);
-    }
+    look_at_ids(row->support_ids, row->support_count, limit, row->token, &f);
+    if (row->support_logprobs != NULL) look_at_logprobs(row, &f);
     return f;
 }
 

@@ -351,13 +351,15 @@ static bool is_stop(const proto_generation *g, int32_t token) {
 
 /* The rows of the whole answer of a sample, and how it ends. */
 static uint32_t whole_answer(const proto_generation *g, const sim_sample *of, proto_finish *finish,
-                             bt_status *status) {
+                             bt_status *status, uint32_t *cap_needed) {
     *finish = PROTO_FINISH_LENGTH;
     *status = BT_OK;
+    *cap_needed = 0;
     for (uint32_t i = 0; i < of->expected_count; i++) {
         if (of->expected[i].status == SAMPLER_OVERFLOW) {
             *finish = PROTO_FINISH_ERROR;
             *status = BT_ERR_REQUEST_OVERFLOW;
+            *cap_needed = of->expected[i].cap_needed;
             return i;
         }
         assert_int_equal(of->expected[i].status, SAMPLER_OK);
@@ -372,10 +374,12 @@ static uint32_t whole_answer(const proto_generation *g, const sim_sample *of, pr
 static void check_whole(const proto_generation *g, const sim_sample *of, const dispatch_end *end) {
     proto_finish finish;
     bt_status status;
-    const uint32_t rows = whole_answer(g, of, &finish, &status);
+    uint32_t cap_needed;
+    const uint32_t rows = whole_answer(g, of, &finish, &status, &cap_needed);
     assert_int_equal(end->status, status);
     assert_int_equal(end->finish, finish);
     assert_int_equal(of->rows, rows);
+    assert_int_equal(end->cap_needed, cap_needed);
     assert_int_equal(end->http_status, status == BT_OK ? 200 : 400);
     if (finish != PROTO_FINISH_STOP) return;
     assert_int_equal(end->matched_id, of->expected[rows - 1].token);

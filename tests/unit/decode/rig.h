@@ -74,7 +74,8 @@ typedef struct rig {
     bool is_network_held;
     bool wants_streams;
     uint32_t hang_ups, capacities;
-    uint64_t sent; /* messages of the core */
+    uint64_t sent;                     /* messages of the core */
+    void (*change)(metadata_row *row); /* what prefill's rows say instead; NULL: nothing */
     rig_attempt *attempts[RIG_ATTEMPTS_MAX];
     uint32_t attempt_count;
 } rig;

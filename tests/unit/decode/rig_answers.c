@@ -213,6 +213,7 @@ void rig_deliver(rig *r, rig_attempt *a, const uint32_t *statuses) {
                                  .cached_tokens = 16,
                                  .mask_mode = g->mask_mode};
         }
+        if (r->change != NULL) r->change(&row);
         assert_int_equal(handoff_sender_row(r->sender, a->id, &row), BT_OK);
     }
 }

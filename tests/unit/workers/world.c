@@ -495,6 +495,8 @@ void world_read(world *w, proto_attempt attempt, world_stream *out) {
         to->token_logprob = row.token_logprob;
         to->selected_logprob = row.selected_logprob;
         to->support_count = row.support_count;
+        to->support_size = row.support_size;
+        to->weights_version = row.weights_version;
         assert_true(row.support_count <= WORLD_SUPPORT_MAX);
         if (row.support_count == 0) continue;
         memcpy(to->ids, row.support_ids, row.support_count * sizeof to->ids[0]);
@@ -513,6 +515,7 @@ sampler_params world_sampling(const world *w, const proto_generation *g) {
                             .top_k = g->top_k,
                             .mask_mode = g->mask_mode,
                             .mask_max_tokens = w->options.cap,
+                            .mask_bounded = g->mask_bounded,
                             .vocab_limit = g->vocab_limit,
                             .wants_logprob = g->wants_logprob,
                             .seed = g->seed};
@@ -538,6 +541,7 @@ void world_expect_rows(world *w, const world_stream *stream, uint32_t prompt_tok
             assert_memory_equal(&row->token_logprob, &rows[i].token_logprob, sizeof(float));
         }
         assert_int_equal(row->support_count, rows[i].support_count);
+        assert_int_equal(row->support_size, rows[i].cap_needed);
         if (generation->mask_mode == SAMPLER_MASK_OFF) continue;
         assert_memory_equal(&row->selected_logprob, &rows[i].selected_logprob, sizeof(float));
         assert_memory_equal(row->ids, ids[i], row->support_count * sizeof(int32_t));

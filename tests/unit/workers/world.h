@@ -83,7 +83,8 @@ typedef struct world {
 typedef struct world_row {
     int32_t token;
     float token_logprob, selected_logprob;
-    uint32_t support_count;
+    uint32_t support_count, support_size;
+    uint64_t weights_version;
     int32_t ids[WORLD_SUPPORT_MAX];
     float logprobs[WORLD_SUPPORT_MAX];
 } world_row;
@@ -136,7 +137,8 @@ void world_cancel(world *w, world_side *side, proto_attempt attempt);
 void world_credit(world *w, proto_attempt attempt, uint64_t bytes);
 /* What decode has sent of this attempt so far; fails on a gap, an oversized frame or a bad row. */
 void world_read(world *w, proto_attempt attempt, world_stream *out);
-/* Fails unless the stream holds exactly the rows that one process would draw. */
+/* Fails unless the stream holds exactly the rows that one process would draw. Epochs are left to
+ * the test. */
 void world_expect_rows(world *w, const world_stream *stream, uint32_t prompt_tokens,
                        const proto_generation *generation, uint32_t count);
 sampler_params world_sampling(const world *w, const proto_generation *generation);

@@ -318,6 +318,7 @@ bt_status end_expect(end *e, const sample *s, xfer_peer prefill, uint64_t deadli
             .page_count = a->page_count,
             .pages = a->pages,
             .mask_mode = s->mask_mode,
+            .mask_bounded = s->true_size > 0,
             .deadline_us = deadline_us,
         };
         status = handoff_receiver_expect(e->receiver, &offer);

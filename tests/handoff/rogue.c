@@ -9,6 +9,8 @@
 
 #include <cmocka.h>
 
+#include "base/crc32c.h"
+
 static uint64_t read_clock(void *context) {
     return ((const rogue *)context)->now_us;
 }
@@ -113,4 +115,42 @@ void rogue_send(rogue *r, const handoff_header *header, size_t payload_bytes) {
     uint8_t bytes[HANDOFF_HEADER_BYTES];
     handoff_header_encode(header, bytes);
     rogue_send_raw(r, bytes, sizeof bytes, payload_bytes);
+}
+
+handoff_header rogue_make_chunk(rogue *r, const sample *s, uint32_t index, uint32_t first,
+                                uint32_t count) {
+    const end_attempt *a = end_find(r->honest, s->number);
+    for (uint32_t i = 0; i < count; i++)
+        sample_fill_page(s, first + i, r->payload + i * ROGUE_PAGE_BYTES, ROGUE_PAGE_BYTES);
+    const size_t bytes = (size_t)count * ROGUE_PAGE_BYTES;
+    return (handoff_header){
+        .kind = HANDOFF_CHUNK,
+        .attempt = a->id,
+        .slot = a->slots[0],
+        .payload_bytes = bytes,
+        .chunk_index = index,
+        .span = {.first_page = first, .page_count = count, .layer_count = ROGUE_LAYERS},
+        .payload_crc = bt_crc32c(0, r->payload, bytes),
+    };
+}
+
+handoff_header rogue_make_row(rogue *r, const sample *s, const uint32_t *checksums,
+                              rogue_row_change change, size_t *bytes_out) {
+    static sample_row storage;
+    const end_attempt *a = end_find(r->honest, s->number);
+    const uint32_t pages = (s->prompt_tokens + ROGUE_PAGE_TOKENS - 1) / ROGUE_PAGE_TOKENS;
+    sample_make_row(s, &storage);
+    metadata_row row = storage.row;
+    row.attempt = a->id;
+    row.slot = a->slots[0].index;
+    row.slot_generation = a->slots[0].generation;
+    row.writer_incarnation = r->self.incarnation;
+    row.chunk_count = 2;
+    row.page_count = pages;
+    row.kv_bytes = (uint64_t)pages * ROGUE_PAGE_BYTES;
+    row.prompt_tokens = s->prompt_tokens;
+    if (change != NULL) change(&row);
+    assert_int_equal(row_encode(&row, checksums, r->payload, sizeof r->payload, bytes_out), BT_OK);
+    return (handoff_header){
+        .kind = HANDOFF_ROW, .attempt = a->id, .slot = a->slots[0], .payload_bytes = *bytes_out};
 }

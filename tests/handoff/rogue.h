@@ -37,5 +37,14 @@ void rogue_run(rogue *r);
 /* Sends a header as it is, with payload_bytes of r->payload, and runs. */
 void rogue_send_raw(rogue *r, const void *header, size_t header_bytes, size_t payload_bytes);
 void rogue_send(rogue *r, const handoff_header *header, size_t payload_bytes);
+/* A rogue prefill of attempt s->number, which the honest end expects: a right chunk header of pages
+ * [first, first + count), with its bytes in r->payload. */
+handoff_header rogue_make_chunk(rogue *r, const sample *s, uint32_t index, uint32_t first,
+                                uint32_t count);
+/* A right row of sample 0 behind two chunks, but for what `change` (NULL: nothing) does to it
+ * before it is encoded, as r->payload. */
+typedef void (*rogue_row_change)(metadata_row *row);
+handoff_header rogue_make_row(rogue *r, const sample *s, const uint32_t *checksums,
+                              rogue_row_change change, size_t *bytes_out);
 
 #endif

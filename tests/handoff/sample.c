@@ -69,7 +69,9 @@ void sample_make_row(const sample *s, sample_row *out) {
     out->row = (metadata_row){
         .first_token = (int32_t)(mix(seed ^ 1) & 0x3ffff),
         .support_count = s->mask_mode == ROW_MASK_OFF ? 0 : s->support_count,
-        .cap_needed = s->mask_mode == ROW_MASK_OFF ? 0 : s->support_count,
+        .cap_needed = s->mask_mode == ROW_MASK_OFF ? 0
+                      : s->true_size > 0           ? s->true_size
+                                                   : s->support_count,
         .cached_tokens = (uint32_t)(s->number % 7),
         .mask_mode = s->mask_mode,
         .weights_version = mix(s->number),

@@ -18,7 +18,8 @@ typedef struct sample {
     uint32_t prompt_tokens;
     uint32_t mask_mode;
     uint32_t support_count;
-    uint32_t samples; /* rows of the attempt, of one prompt; 0 as 1 */
+    uint32_t true_size; /* of a support that is cut in bounded mode; 0: exact mode */
+    uint32_t samples;   /* rows of the attempt, of one prompt; 0 as 1 */
     uint32_t top_count, id_logprob_count;
     uint32_t overflown; /* 1 + the index of a sample that got no token; 0: all did */
 } sample;

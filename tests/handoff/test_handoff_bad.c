@@ -25,22 +25,8 @@ static end_attempt *expect(rogue *r) {
     return end_find(r->honest, NUMBER);
 }
 
-/* A right chunk header of pages [first, first + count), with its bytes in r->payload. */
 static handoff_header make_chunk(rogue *r, uint32_t index, uint32_t first, uint32_t count) {
-    const end_attempt *a = end_find(r->honest, NUMBER);
-    for (uint32_t i = 0; i < count; i++)
-        sample_fill_page(&the_sample, first + i, r->payload + i * ROGUE_PAGE_BYTES,
-                         ROGUE_PAGE_BYTES);
-    const size_t bytes = (size_t)count * ROGUE_PAGE_BYTES;
-    return (handoff_header){
-        .kind = HANDOFF_CHUNK,
-        .attempt = a->id,
-        .slot = a->slots[0],
-        .payload_bytes = bytes,
-        .chunk_index = index,
-        .span = {.first_page = first, .page_count = count, .layer_count = ROGUE_LAYERS},
-        .payload_crc = bt_crc32c(0, r->payload, bytes),
-    };
+    return rogue_make_chunk(r, &the_sample, index, first, count);
 }
 
 static void send_good_chunk(rogue *r, uint32_t index, uint32_t first, uint32_t count,
@@ -50,30 +36,12 @@ static void send_good_chunk(rogue *r, uint32_t index, uint32_t first, uint32_t c
     rogue_send(r, &header, header.payload_bytes);
 }
 
-/* A right row, but for what `change` does to it before it is encoded, as r->payload. */
-typedef void (*row_change)(metadata_row *row);
-
-static handoff_header make_row(rogue *r, const uint32_t *checksums, row_change change,
+static handoff_header make_row(rogue *r, const uint32_t *checksums, rogue_row_change change,
                                size_t *bytes_out) {
-    static sample_row storage;
-    const end_attempt *a = end_find(r->honest, NUMBER);
-    sample_make_row(&the_sample, &storage);
-    metadata_row row = storage.row;
-    row.attempt = a->id;
-    row.slot = a->slots[0].index;
-    row.slot_generation = a->slots[0].generation;
-    row.writer_incarnation = r->self.incarnation;
-    row.chunk_count = 2;
-    row.page_count = PAGES;
-    row.kv_bytes = PAGES * ROGUE_PAGE_BYTES;
-    row.prompt_tokens = PROMPT;
-    if (change != NULL) change(&row);
-    assert_int_equal(row_encode(&row, checksums, r->payload, sizeof r->payload, bytes_out), BT_OK);
-    return (handoff_header){
-        .kind = HANDOFF_ROW, .attempt = a->id, .slot = a->slots[0], .payload_bytes = *bytes_out};
+    return rogue_make_row(r, &the_sample, checksums, change, bytes_out);
 }
 
-static void send_row(rogue *r, const uint32_t *checksums, row_change change) {
+static void send_row(rogue *r, const uint32_t *checksums, rogue_row_change change) {
     size_t bytes = 0;
     const handoff_header header = make_row(r, checksums, change, &bytes);
     rogue_send(r, &header, bytes);
@@ -341,7 +309,7 @@ static void change_chunks_to_three(metadata_row *row) {
 static void rows_that_lie_fail_their_attempt(void **state) {
     (void)state;
     static const struct {
-        row_change change;
+        rogue_row_change change;
         const char *why;
     } lies[] = {
         {change_attempt, "attempt"},

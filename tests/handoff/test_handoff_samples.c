@@ -27,6 +27,7 @@ typedef struct lie {
     uint32_t status;
     int32_t first_token; /* -2: the right one */
     uint32_t chunk_count;
+    uint32_t cap_needed; /* 0: the right one */
 } lie;
 
 static rogue *start(uint32_t *checksum_out) {
@@ -68,6 +69,7 @@ static void send_row(rogue *r, uint32_t checksum, const lie *l) {
     row.status = l->status;
     if (l->first_token != -2) row.first_token = l->first_token;
     if (l->status != 0) row.support_count = 0;
+    if (l->cap_needed != 0) row.cap_needed = l->cap_needed;
     const uint32_t checksums[2] = {checksum, 0};
     size_t bytes = 0;
     assert_int_equal(row_encode(&row, checksums, r->payload, sizeof r->payload, &bytes), BT_OK);
@@ -106,12 +108,15 @@ static void rows_that_lie_fail_the_attempt(void **state) {
         bt_status status;
         const char *what;
     } cases[] = {
-        {{1, 1, 0, -2, 1}, BT_ERR_REQUEST_DUPLICATE, "row of sample 1 came twice"},
-        {{2, 0, 0, -2, 1}, BT_ERR_REQUEST_CORRUPT, "sample index"},
-        {{2, SAMPLES, 0, -2, 1}, BT_ERR_REQUEST_CORRUPT, "sample index"},
-        {{2, 2, 3, -1, 1}, BT_ERR_REQUEST_CORRUPT, "status"},
-        {{2, 2, 1, 5, 1}, BT_ERR_REQUEST_CORRUPT, "first token"},
-        {{2, 2, 0, -2, 2}, BT_ERR_REQUEST_CORRUPT, "chunk count"},
+        {{1, 1, 0, -2, 1, 0}, BT_ERR_REQUEST_DUPLICATE, "row of sample 1 came twice"},
+        {{2, 0, 0, -2, 1, 0}, BT_ERR_REQUEST_CORRUPT, "sample index"},
+        {{2, SAMPLES, 0, -2, 1, 0}, BT_ERR_REQUEST_CORRUPT, "sample index"},
+        {{2, 2, 3, -1, 1, 0}, BT_ERR_REQUEST_CORRUPT, "status"},
+        {{2, 2, 1, 5, 1, 0}, BT_ERR_REQUEST_CORRUPT, "first token"},
+        {{2, 2, 0, -2, 2, 0}, BT_ERR_REQUEST_CORRUPT, "chunk count"},
+        {{2, 2, 1, -1, 1, ROGUE_CAP}, BT_ERR_REQUEST_CORRUPT, "cap needed"}, /* it would fit */
+        {{2, 2, 2, -1, 1, ROGUE_CAP + 1}, BT_ERR_REQUEST_CORRUPT, "cap needed"},
+        {{2, 2, 0, -2, 1, 3}, BT_ERR_REQUEST_CORRUPT, "cap needed"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         uint32_t checksum;
@@ -125,6 +130,27 @@ static void rows_that_lie_fail_the_attempt(void **state) {
         assert_int_equal(a->status, cases[i].status);
         if (strstr(a->text, cases[i].what) == NULL) fail_msg("%s", a->text);
         rogue_destroy(r);
+    }
+}
+
+/* A support that is cut is no overflow, and without a mask there is none. */
+static void only_exact_masks_overflow(void **state) {
+    (void)state;
+    const sample exact = the_sample;
+    for (int i = 0; i < 2; i++) {
+        uint32_t checksum;
+        if (i == 0) the_sample.true_size = the_sample.support_count;
+        if (i == 1) the_sample.mask_mode = ROW_MASK_OFF;
+        rogue *r = start(&checksum);
+        const lie first = truth(1);
+        send_row(r, checksum, &first);
+        const lie l = {2, 2, 1, -1, 1, ROGUE_CAP + 1};
+        send_row(r, checksum, &l);
+        const end_attempt *a = end_find(r->honest, NUMBER);
+        assert_int_equal(a->failed, 1);
+        if (strstr(a->text, "row's status is not") == NULL) fail_msg("%s", a->text);
+        rogue_destroy(r);
+        the_sample = exact;
     }
 }
 
@@ -172,6 +198,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ready_needs_every_row),
         cmocka_unit_test(rows_that_lie_fail_the_attempt),
+        cmocka_unit_test(only_exact_masks_overflow),
         cmocka_unit_test(a_sample_without_a_token_is_told_by_its_status),
         cmocka_unit_test(a_chunk_names_the_slot_of_sample_0),
     };

@@ -27,6 +27,7 @@ static void set_generation(proto_generation *g) {
     g->top_p = 0.95f;
     g->top_k = 50;
     g->mask_mode = 2;
+    g->mask_bounded = 1;
     g->wants_logprob = 1;
     g->vocab_limit = 49152;
     g->seed = UINT64_MAX - 1;

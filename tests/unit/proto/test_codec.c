@@ -102,6 +102,8 @@ static bool break_attempt(int n, Baton__Attempt **a) {
     return false;
 }
 
+enum { GENERATION_CASES = 30 };
+
 static bool break_generation(int n, Baton__Generation **owner) {
     Baton__Generation *g = *owner;
     switch (n) {
@@ -120,6 +122,21 @@ static bool break_generation(int n, Baton__Generation **owner) {
         CASE(12, (g->stop_ids = long_ids, g->n_stop_ids = PROTO_STOP_IDS_MAX + 1));
         CASE(13, g->stop_ids[5] = -1);
         CASE(14, g->stop_ids[63] = PROTO_VOCAB_MAX);
+        CASE(15, g->mask_bounded = 2);
+        CASE(16, g->mask_mode = 0); /* nothing is left to be bounded */
+        CASE(17, g->min_new_tokens = g->max_new_tokens + 1);
+        CASE(18, g->samples = 0);
+        CASE(19, g->samples = PROTO_SAMPLES_MAX + 1);
+        CASE(20, g->min_p = 1.5f);
+        CASE(21, g->filter = 2);
+        CASE(22, g->frequency_penalty = -2.5f);
+        CASE(23, g->presence_penalty = NAN);
+        CASE(24, g->repetition_penalty = 0.0f);
+        CASE(25, g->top_logprobs = PROTO_TOP_LOGPROBS_MAX + 1);
+        CASE(26, g->logprob_id_count = PROTO_LOGPROB_IDS_MAX + 1);
+        CASE(27, g->bias_count = PROTO_BIASES_MAX + 1);
+        CASE(28, g->wants_prompt_logprobs = 2);
+        CASE(29, g->wants_logprob = 0); /* which others need */
     }
     return false;
 }
@@ -220,8 +237,8 @@ static bool break_pair(int n, Baton__Pair *p) {
 
 static bool break_reserve(int n, Baton__Reserve *r) {
     if (n < 3) return break_attempt(n, &r->attempt);
-    if (n < 18) return break_generation(n - 3, &r->generation);
-    switch (n - 18) {
+    if (n < 3 + GENERATION_CASES) return break_generation(n - 3, &r->generation);
+    switch (n - 3 - GENERATION_CASES) {
         CASE(0, r->prefill_worker_id = 0);
         CASE(1, r->prefill_incarnation = 0);
         CASE(2, r->prompt_tokens = 0);
@@ -248,8 +265,8 @@ static bool break_reservation(int n, Baton__Reservation *r) {
 
 static bool break_run(int n, Baton__Run *r) {
     if (n < 3) return break_attempt(n, &r->attempt);
-    if (n < 18) return break_generation(n - 3, &r->generation);
-    switch (n - 18) {
+    if (n < 3 + GENERATION_CASES) return break_generation(n - 3, &r->generation);
+    switch (n - 3 - GENERATION_CASES) {
         CASE(0, r->decode_worker_id = 0);
         CASE(1, r->decode_incarnation = 0);
         CASE(2, r->slot_generations[2] = 0);

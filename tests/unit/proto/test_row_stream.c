@@ -119,6 +119,8 @@ static void records_that_lie_are_refused(void **state) {
         {20, 0x40000000u},
         {20, 0xffffffffu},
         {4, ROW_MASK_SUPPORT},
+        {28, 1},
+        {28, 0},
     };
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
         token_row row = make_row(ROW_MASK_SELECTED, 2);
@@ -129,6 +131,7 @@ static void records_that_lie_are_refused(void **state) {
         assert_int_equal(row_record_decode(record, sizeof record, CAP, &got, &used),
                          BT_ERR_PEER_PROTOCOL);
         assert_int_equal(used, 0);
+        assert_non_null(row_record_fault(record, sizeof record, CAP));
     }
 }
 
@@ -145,10 +148,55 @@ static void the_cap_is_the_reader_s(void **state) {
                      BT_ERR_PEER_PROTOCOL);
 }
 
+/* The documented offsets of the header, and what no writer can write. */
+static void layout_is_the_documented_one(void **state) {
+    (void)state;
+    uint8_t record[256], wanted[ROW_RECORD_HEADER_BYTES] = {0};
+    token_row row = {.token = 0x51,
+                     .mask_mode = ROW_MASK_SUPPORT,
+                     .has_logprob = 1,
+                     .token_logprob = -1.5f,
+                     .selected_logprob = -0.5f,
+                     .support_count = 2,
+                     .support_size = 0x52,
+                     .weights_version = 0x0102030405060708u,
+                     .support_ids = ids,
+                     .support_logprobs = logprobs,
+                     .top_count = 1,
+                     .top = top,
+                     .id_logprob_count = 3,
+                     .id_logprobs = logprobs};
+    row_record_encode(&row, record);
+    bt_store_le32(wanted, 40 + 8 + 8 + 8 + 12);
+    wanted[4] = ROW_MASK_SUPPORT;
+    wanted[5] = 1;
+    bt_store_le32(wanted + 8, 0x51);
+    bt_store_le_float(wanted + 12, -1.5f);
+    bt_store_le_float(wanted + 16, -0.5f);
+    bt_store_le32(wanted + 20, 2);
+    bt_store_le16(wanted + 24, 1);
+    bt_store_le16(wanted + 26, 3);
+    bt_store_le32(wanted + 28, 0x52);
+    bt_store_le64(wanted + 32, 0x0102030405060708u);
+    assert_memory_equal(record, wanted, sizeof wanted);
+    assert_memory_equal(record + 40, ids, 8);
+    assert_memory_equal(record + 48, logprobs, 8);
+    assert_memory_equal(record + 56, top, 8);
+    assert_memory_equal(record + 64, logprobs, 12);
+    row.support_size = 1; /* below the count, or without a mask */
+    row_record_encode(&row, record);
+    assert_int_equal(bt_load_le32(record + 28), 2);
+    row.mask_mode = ROW_MASK_OFF;
+    row.support_count = 0;
+    row_record_encode(&row, record);
+    assert_int_equal(bt_load_le32(record + 28), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stream_is_read_however_it_is_cut),
         cmocka_unit_test(records_that_lie_are_refused),
+        cmocka_unit_test(layout_is_the_documented_one),
         cmocka_unit_test(the_cap_is_the_reader_s),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -106,7 +106,7 @@ static void a_chunk_before_run_is_refused(void **state) {
     const proto_message reserve = fake_expect(n, decode.control, PROTO_RESERVE);
     const size_t bytes = fake_rows(rows, 1, 1);
     fake_chunk(n, &decode, reserve.reserve.attempt, 0, rows, bytes, PROTO_FINISH_NONE, 0);
-    expect_violation(1, "");
+    expect_violation(1, "a row it must not send: another mask mode");
     assert_int_equal(n->rows_count, 0);
 }
 
@@ -121,7 +121,7 @@ static void an_error_before_run_brings_no_rows(void **state) {
                                   .status = BT_ERR_PEER_GONE,
                                   .rows_total = 1};
     fake_say(n, decode.streams, &message);
-    expect_violation(1, "");
+    expect_violation(1, "a row it must not send: another mask mode");
     assert_int_equal(n->rows_count, 0);
 }
 
@@ -152,7 +152,7 @@ static void a_row_of_another_mode_is_refused(void **state) {
     fake_chunk(n, &decode, attempt, 0, rows,
                row_record_bytes((row_widths){.mask_mode = ROW_MASK_SELECTED, .support_count = 1}),
                PROTO_FINISH_NONE, 0);
-    expect_violation(1, "");
+    expect_violation(1, "a row it must not send: another mask mode");
     assert_int_equal(n->rows_calls, 0);
 }
 

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/little_endian.h"
 #include "proto/message.h"
 #include "proto/row.h"
 #include "proto/row_stream.h"
@@ -106,32 +107,146 @@ static void single_bytes_give_the_same_rows(void **state) {
     row_assembler_fini(&r.assembler);
 }
 
-static bt_status push_broken(size_t at, uint8_t value, size_t count) {
-    row_assembler assembler;
-    row_batch batch;
-    (void)make_stream();
-    stream[at] = value;
-    memcpy(payload, stream, count);
-    row_assembler_init(&assembler, &expect);
-    const bt_status status = row_assembler_push(&assembler, payload, count, &batch);
-    row_assembler_fini(&assembler);
-    return status;
+/* The first three records (of one, two and three entries) with four bytes changed, in one frame and
+ * byte by byte: NULL, or why they are refused. */
+static void push_changed(size_t at, uint32_t value, const char *why) {
+    const size_t count = 3 * ROW_RECORD_HEADER_BYTES + (1 + 2 + 3) * 2 * sizeof(uint32_t);
+    for (size_t step = count; step > 0; step = step == count ? 1 : 0) {
+        row_assembler assembler;
+        row_batch batch;
+        bt_status status = BT_OK;
+        uint32_t rows = 0;
+        (void)make_stream();
+        bt_store_le32(stream + at, value);
+        row_assembler_init(&assembler, &expect);
+        for (size_t i = 0; i < count && status == BT_OK; i += step) {
+            memcpy(payload, stream + i, step);
+            status = row_assembler_push(&assembler, payload, step, &batch);
+            rows += status == BT_OK ? batch.count : 0;
+        }
+        assert_int_equal(status, why == NULL ? BT_OK : BT_ERR_PEER_PROTOCOL);
+        if (why == NULL) {
+            assert_int_equal(rows, 3);
+        } else if (strstr(assembler.fault, why) == NULL) {
+            fail_msg("'%s' is not '%s'", assembler.fault, why);
+        }
+        row_assembler_fini(&assembler);
+    }
 }
 
-static void what_is_not_expected_is_refused(void **state) {
+static void what_is_not_expected_is_refused_by_name(void **state) {
     (void)state;
-    const size_t first =
-        row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = 1});
-    assert_int_equal(push_broken(0, stream[0], first), BT_OK);
-    assert_int_equal(push_broken(0, 0, first), BT_ERR_PEER_PROTOCOL);    /* too short */
-    assert_int_equal(push_broken(3, 0xff, first), BT_ERR_PEER_PROTOCOL); /* 4 GiB */
-    assert_int_equal(push_broken(3, 0x01, 4), BT_ERR_PEER_PROTOCOL);     /* already known */
-    assert_int_equal(push_broken(4, ROW_MASK_OFF, first), BT_ERR_PEER_PROTOCOL);
-    assert_int_equal(push_broken(4, ROW_MASK_SELECTED, first), BT_ERR_PEER_PROTOCOL);
-    assert_int_equal(push_broken(5, 0, first), BT_ERR_PEER_PROTOCOL);        /* no logprob */
-    assert_int_equal(push_broken(8, 100, first), BT_ERR_PEER_PROTOCOL);      /* no such token */
-    assert_int_equal(push_broken(11, 0x80, first), BT_ERR_PEER_PROTOCOL);    /* a negative one */
-    assert_int_equal(push_broken(20, CAP + 1, first), BT_ERR_PEER_PROTOCOL); /* above the cap */
+    enum {
+        SECOND = ROW_RECORD_HEADER_BYTES + 8,
+        THIRD = SECOND + ROW_RECORD_HEADER_BYTES + 16,
+        IDS = THIRD + ROW_RECORD_HEADER_BYTES,
+        LOGPROBS = IDS + 12,
+    };
+    static const struct {
+        size_t at;
+        uint32_t value;
+        const char *why;
+    } lies[] = {
+        {THIRD, THIRD - SECOND + 8, NULL}, /* what it is */
+        {THIRD, 0, "length"},
+        {THIRD, ROW_RECORD_HEADER_BYTES - 1, "length"},
+        {THIRD, UINT32_MAX, "length"},
+        {THIRD, THIRD - SECOND, "another length"}, /* bytes behind it that are not its own */
+        {THIRD, THIRD - SECOND + 12, "another length"},
+        {THIRD + 4, 1u << 8 | ROW_MASK_OFF, "a support without a mask"},
+        {THIRD + 4, 1u << 8 | ROW_MASK_SELECTED, "another length"},
+        {THIRD + 4, 1u << 8 | 3, "unknown mask mode"},
+        {THIRD + 4, 2u << 8 | ROW_MASK_SUPPORT, "unknown bits"},
+        {THIRD + 4, 1u << 16 | 1u << 8 | ROW_MASK_SUPPORT, "unknown bits"},
+        {THIRD + 4, ROW_MASK_SUPPORT, "missing or not asked for"},
+        {THIRD + 8, 100, "a token outside"},
+        {THIRD + 8, UINT32_MAX, "a token outside"},
+        {THIRD + 8, 99, "not in its support"},
+        {THIRD + 12, 0x7fc00000u, "a token log-probability"},
+        {THIRD + 12, 0xff800000u, "a token log-probability"},
+        {THIRD + 16, 0x7fc00000u, "a selected log-probability that is none"},
+        {THIRD + 16, 0xbf800000u, "not its entry's"}, /* -1, of another entry */
+        {THIRD + 20, CAP + 1, "wider than the cap"},
+        {THIRD + 20, UINT32_MAX, "wider than the cap"},
+        {THIRD + 20, 0, "a mask without a support"},
+        {THIRD + 20, 2, "another length"},
+        {THIRD + 24, 1, "another length"},
+        {THIRD + 24, PROTO_TOP_LOGPROBS_MAX + 1, "too many top"},
+        {THIRD + 24, (PROTO_LOGPROB_IDS_MAX + 1u) << 16, "too many asked"},
+        {THIRD + 28, 2, "size below"},
+        {THIRD + 28, 0, "size below"},
+        {THIRD + 28, 4, "exact mode"},
+        {THIRD + 28, 101, "larger than the vocabulary"},
+        {THIRD + 32, UINT32_MAX, NULL}, /* epochs are free */
+        {THIRD + 36, UINT32_MAX, NULL},
+        {IDS + 8, 100, "a support id outside"},
+        {IDS + 4, UINT32_MAX, "a support id outside"},
+        {IDS, 50, "not in its support"},
+        {LOGPROBS + 8, 0x7f800000u, "a support log-probability"},
+        {LOGPROBS + 4, 0xffc00000u, "a support log-probability"},
+        {LOGPROBS, 0x3f000000u, "a support log-probability"},
+        {LOGPROBS, 0xbe800000u, "not its entry's"},
+    };
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++)
+        push_changed(lies[i].at, lies[i].value, lies[i].why);
+}
+
+/* Four bytes are enough for a length that cannot be. */
+static void an_impossible_record_is_not_waited_for(void **state) {
+    (void)state;
+    static const uint32_t lengths[] = {0, ROW_RECORD_HEADER_BYTES - 1, 1u << 30};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        row_assembler assembler;
+        row_batch batch;
+        bt_store_le32(payload, lengths[i]);
+        row_assembler_init(&assembler, &expect);
+        assert_int_equal(row_assembler_push(&assembler, payload, 3, &batch), BT_OK);
+        assert_int_equal(row_assembler_push(&assembler, payload + 3, 1, &batch),
+                         BT_ERR_PEER_PROTOCOL);
+        assert_string_equal(assembler.fault, "a record of an impossible length");
+        row_assembler_fini(&assembler);
+    }
+}
+
+/* Rows that are cut come through where they were asked for, at the cap alone. */
+static void bounded_rows_are_cut_at_the_cap(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t count, size, is_bounded;
+        const char *why;
+    } cases[] = {
+        {CAP, CAP + 1, 1, NULL},
+        {CAP, 100, 1, NULL},
+        {CAP, CAP, 1, NULL},
+        {2, 2, 1, NULL},
+        {CAP, CAP + 1, 0, "exact mode"},
+        {CAP - 1, CAP, 1, "truncated below the cap"},
+        {CAP, 101, 1, "larger than the vocabulary"},
+    };
+    static const int32_t ids[CAP] = {3, 98, 97, 96, 95};
+    static const float logprobs[CAP] = {-0.5f, -1.0f, -2.0f, -3.0f, -4.0f};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        row_expectation wanted = expect;
+        row_assembler assembler;
+        row_batch batch;
+        wanted.mask_bounded = cases[i].is_bounded;
+        const token_row row = {.token = 3,
+                               .mask_mode = ROW_MASK_SUPPORT,
+                               .has_logprob = 1,
+                               .selected_logprob = -0.5f,
+                               .support_count = cases[i].count,
+                               .support_size = cases[i].size,
+                               .support_ids = ids,
+                               .support_logprobs = logprobs};
+        row_record_encode(&row, payload);
+        row_assembler_init(&assembler, &wanted);
+        const bt_status status = row_assembler_push(
+            &assembler, payload, row_record_bytes(token_row_widths(&row)), &batch);
+        assert_int_equal(status, cases[i].why == NULL ? BT_OK : BT_ERR_PEER_PROTOCOL);
+        if (cases[i].why != NULL && strstr(assembler.fault, cases[i].why) == NULL)
+            fail_msg("'%s' is not '%s'", assembler.fault, cases[i].why);
+        row_assembler_fini(&assembler);
+    }
 }
 
 /* One plain row with that many log-probabilities besides, the last top one of id `last`. */
@@ -218,7 +333,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_split_gives_the_same_rows),
         cmocka_unit_test(single_bytes_give_the_same_rows),
-        cmocka_unit_test(what_is_not_expected_is_refused),
+        cmocka_unit_test(what_is_not_expected_is_refused_by_name),
+        cmocka_unit_test(an_impossible_record_is_not_waited_for),
+        cmocka_unit_test(bounded_rows_are_cut_at_the_cap),
         cmocka_unit_test(log_probabilities_are_as_many_as_asked_for),
         cmocka_unit_test(memory_is_bounded),
     };

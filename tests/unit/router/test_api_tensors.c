@@ -106,23 +106,27 @@ static void test_plain(void **state) {
 
 static void test_masks(void **state) {
     static const int32_t TOKENS[] = {80, 80}, LENGTH[] = {3, 1}, TOKEN_IDS[] = {80, 279, 264, 80};
+    static const int32_t TRUNCATED[] = {1, 0}, SIZES[] = {4, 1};
     static const float SELECTED[] = {-0.5108256f, -0.5108256f};
     static const float SUPPORT[] = {-0.5108256f, -1.2039728f, -2.3025851f, -0.5108256f};
-    static const char *const bodies[] = {"{" MASKED "}}",
-                                         "{" MASKED "},\"sampling_logprobs_mode\":\"support\"}"};
+    static const char *const bodies[] = {
+        "{" MASKED "}}", "{" MASKED "},\"sampling_logprobs_mode\":\"support\"}",
+        "{" MASKED "},\"sampling_mask_mode\":\"bounded\",\"sampling_mask_format\":\"packed\"}"};
     api_fixture *f = *state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         uint8_t *copy;
         assert_true(ask(f, API_GENERATE, bodies[i]));
         feed(f, 0, 3);
         feed(f, 0, 1);
         api_fixture_length(f);
         bt_safetensors *file = open_body(f, &copy);
-        assert_int_equal(bt_safetensors_count(file), 5);
+        assert_int_equal(bt_safetensors_count(file), i == 2 ? 7 : 5);
         expect_tensor(file, "output_ids", TOKENS, 2);
         expect_tensor(file, "sampling_mask_lengths", LENGTH, 2);
         expect_tensor(file, "sampling_mask_token_ids", TOKEN_IDS, 4);
         expect_tensor(file, "sampling_logprobs", i == 1 ? SUPPORT : SELECTED, i == 1 ? 4 : 2);
+        if (i == 2) expect_tensor(file, "sampling_mask_truncated", TRUNCATED, 2);
+        if (i == 2) expect_tensor(file, "sampling_mask_support_sizes", SIZES, 2);
         expect_json(
             file,
             "{\"text\":\"PP\"," META(
@@ -137,14 +141,17 @@ static void test_masks(void **state) {
 static void test_no_rows(void **state) {
     api_fixture *f = *state;
     uint8_t *copy;
-    assert_true(ask(f, API_GENERATE, "{" MASKED ",\"max_new_tokens\":0}}"));
+    assert_true(ask(f, API_GENERATE,
+                    "{" MASKED ",\"max_new_tokens\":0},\"sampling_mask_mode\":\"bounded\"}"));
     api_fixture_length(f);
     bt_safetensors *file = open_body(f, &copy);
-    assert_int_equal(bt_safetensors_count(file), 5);
+    assert_int_equal(bt_safetensors_count(file), 7);
     expect_tensor(file, "output_ids", NULL, 0);
     expect_tensor(file, "sampling_mask_lengths", NULL, 0);
     expect_tensor(file, "sampling_mask_token_ids", NULL, 0);
     expect_tensor(file, "sampling_logprobs", NULL, 0);
+    expect_tensor(file, "sampling_mask_truncated", NULL, 0);
+    expect_tensor(file, "sampling_mask_support_sizes", NULL, 0);
     expect_json(file, "{\"text\":\"\"," META("{\"type\":\"length\",\"length\":0}") TAIL("0") "}");
     bt_safetensors_close(file);
     free(copy);

@@ -188,21 +188,21 @@ def bounded_masks():
 @case
 def an_overflow():
     """Of one sample it is the status, in JSON; among several each tensor has the rows before it."""
-    wide = masked(sampling_params=sample(30, top_k=-1, top_p=0.5, temperature=3.0))
+    wide = masked(sampling_params=sample(30, top_k=-1, top_p=0.6))
     refused = ask(accept=TENSORS, status=400, **wide)
     equal(refused.headers["Content-Type"], "application/json")
     check("--sampling-mask-max-tokens" in refused.json["error"]["message"], refused.body)
-    # Somewhere between no sample and all of them.
-    for top_p in (0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4):
-        some = masked(sampling_params=sample(30, top_k=-1, top_p=top_p, temperature=2.0, n=8))
-        reply = cluster.request("POST", "/generate", some)
-        if reply.status == 200 and any(s["meta_info"]["finish_reason"]["type"] == "abort" for s in reply.json):
-            break
-    else:
-        raise AssertionError("no request in which some samples overflow and others do not")
+    # Supports of 62 to 66 ids: some of the samples overflow, at some token, and others do not.
+    some = masked(sampling_params=sample(30, top_k=-1, top_p=0.475, n=8))
     replies = check_forms(**some)
     failed = [s for s in replies if s["meta_info"]["finish_reason"]["type"] == "abort"]
     check(0 < len(failed) < 8, f"{len(failed)} of 8 failed")
+    check(any(s["output_ids"] for s in failed), "rows before a failure")
+    partial = check_forms(**masked(sampling_params=sample(30, top_k=-1, top_p=0.49),
+                                   on_mask_overflow="return_partial", sampling_logprobs_mode="support"))
+    equal(partial["meta_info"]["finish_reason"]["type"], "abort")
+    check(partial["meta_info"]["sampling_mask_required"] > CAP, "what would have sufficed")
+    check(0 < len(partial["output_ids"]) < 30, "the tokens before it")
 
 
 @case
@@ -235,21 +235,28 @@ def incremental_streams():
 
 
 @case
-def chats():
-    path = "/v1/chat/completions"
-    body = {"model": "m", "input_ids": PROMPT, "max_tokens": 9, "seed": 5, "ignore_eos": True, "top_k": 6,
-            "return_sampling_mask": True, "sampling_logprobs_mode": "support", "return_token_ids": True, "n": 2}
-    lists = ask(path, **body, return_meta_info=True).json["choices"]
-    packed = ask(path, **body, return_meta_info=True, sampling_mask_format="packed").json["choices"]
-    tensors, reply = read_file(ask(path, accept=TENSORS, **body))
-    equal(len(reply["choices"]), 2)
-    for index in range(2):
-        expected = from_lists(lists[index]["meta_info"])
-        same(from_packed(packed[index]["meta_info"]), expected, "packed")
-        same(from_tensors(tensors, f"{index}."), expected, "safetensors")
-        equal(tensors[f"{index}.output_ids"].tolist(), lists[index]["response_token_ids"])
-        equal(reply["choices"][index]["message"], lists[index]["message"])
-        check("response_token_ids" not in reply["choices"][index], "the ids twice")
+def chats_and_completions():
+    body = {"model": "m", "max_tokens": 9, "seed": 5, "ignore_eos": True, "top_k": 6, "return_sampling_mask": True,
+            "sampling_logprobs_mode": "support", "return_token_ids": True}
+    chat, completions = "/v1/chat/completions", "/v1/completions"
+    for path, prompt, n, choices in ((chat, {"input_ids": PROMPT}, 1, 1), (chat, {"input_ids": PROMPT}, 2, 2),
+                                     (completions, {"prompt": PROMPT}, 1, 1),
+                                     (completions, {"prompt": [PROMPT]}, 1, 1),
+                                     (completions, {"prompt": [PROMPT, [7]]}, 2, 4)):
+        fields = {**body, **prompt, "n": n}
+        lists = ask(path, **fields, return_meta_info=True).json["choices"]
+        packed = ask(path, **fields, return_meta_info=True, sampling_mask_format="packed").json["choices"]
+        tensors, reply = read_file(ask(path, accept=TENSORS, **fields))
+        equal(len(reply["choices"]), choices)
+        for index in range(choices):
+            prefix = f"{index}." if choices > 1 else ""
+            expected = from_lists(lists[index]["meta_info"])
+            same(from_packed(packed[index]["meta_info"]), expected, "packed")
+            same(from_tensors(tensors, prefix), expected, "safetensors")
+            equal(tensors[prefix + "output_ids"].tolist(), lists[index]["response_token_ids"])
+            for key in ("message", "text"):
+                equal(reply["choices"][index].get(key), lists[index].get(key))
+            check("response_token_ids" not in reply["choices"][index], "the ids twice")
 
 
 @case

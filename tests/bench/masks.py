@@ -46,7 +46,7 @@ def parse():
     parser.add_argument("--step-us", type=int, default=14000)
     parser.add_argument("--widths", type=numbers, default=[20, 1000, 8192])
     parser.add_argument("--modes", type=words, default=["selected", "support"])
-    parser.add_argument("--formats", type=words, default=["json", "packed"])
+    parser.add_argument("--formats", type=words, default=["json", "packed", "safetensors"])
     parser.add_argument("--replies", type=words, default=["whole", "stream"])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--tokens", type=int, default=0, help="of a reply; 0: 128, and 48 of the widest rows")
@@ -70,7 +70,7 @@ class Row:
     reply: str  # whole, stream
     mode: str  # off, selected, support
     width: int  # 0 with masks off
-    format: str  # json, packed; "" with masks off
+    format: str  # json, packed, safetensors; "" with masks off
     tokens: int  # of each reply
 
     def title(self):
@@ -99,8 +99,14 @@ def rows_of(options, threads):
             rows.append(Row(threads, reply, "off", 0, "", tokens))
         for width in widths:
             for mode in options.modes:
-                rows += [Row(threads, reply, mode, width, format, lengths[width]) for format in options.formats]
+                rows += [Row(threads, reply, mode, width, format, lengths[width]) for format in options.formats
+                         if format != "safetensors" or is_a_file(reply, mode, threads == options.threads[0])]
     return rows
+
+
+def is_a_file(reply, mode, is_first):
+    """Whether there is a row of files: a stream is none, and one kind is enough."""
+    return reply == "whole" and mode == "support" and is_first
 
 
 # ---- processes
@@ -169,10 +175,16 @@ def write_bodies(options, row, path):
     return connections
 
 
+def accepted(row):
+    return "application/x-safetensors" if row.format == "safetensors" else "application/json"
+
+
 def check_reply(row, reply):
     """One reply by itself, looked at: whether this build knows the format, and that rows are as wide as they should."""
     if reply.status != 200:
         sys.exit(f"{row}: {reply.status} {reply.body[:300]!r}")
+    if row.format == "safetensors":
+        return reply.headers.get("Content-Type", "") == accepted(row)
     metas = [event["meta_info"] for event in reply.events] if row.reply == "stream" else [reply.json["meta_info"]]
     keys = set().union(*metas)
     if row.mode == "off":
@@ -192,7 +204,8 @@ def probe(cluster, row):
     decode = Process(cluster.pids("decode")[0])
     cluster.wait_at_rest()
     before = decode.written()
-    reply = cluster.request("POST", "/generate", request_of(row, list(range(PROMPT_TOKENS)), row.tokens))
+    body = request_of(row, list(range(PROMPT_TOKENS)), row.tokens)
+    reply = cluster.request("POST", "/generate", body, {"Accept": accepted(row)})
     frames = decode.written() - before
     if not check_reply(row, reply):
         return None
@@ -231,7 +244,7 @@ def load(options, cluster, row, reply_bytes):
     with tempfile.NamedTemporaryFile("w", prefix="baton-bench.") as bodies:
         connections = write_bodies(options, row, bodies.name)
         command = [BENCH / "load_client", "--address", f"{cluster.host}:{cluster.port}", "--bodies", bodies.name]
-        command += ["--connections", connections, "--restart", connections]
+        command += ["--connections", connections, "--restart", connections, "--accept", accepted(row)]
         command += ["--warmup-ms", options.warmup_ms, "--window-ms", options.window_ms]
         command += ["--replies", 0 if reply_bytes >= BYTES_COUNT else 2]
         with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as client:

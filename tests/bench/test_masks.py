@@ -43,7 +43,7 @@ def every_row_has_figures():
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     equal(done.returncode, 0, done.stderr)
     rows = tables(done.stdout)
-    formats = ["json"] if "This build has no packed" in done.stdout else ["json", "packed"]
+    formats = [name for name in ("json", "packed") if f"This build has no {name}" not in done.stdout]
     titles = [f"support {width}, {form}" for width in (5, 60) for form in formats]
     for heading in ("Whole replies, 1 router thread", "Streams, 1 router thread"):
         off = rows[heading, "off (6 tokens a reply)"]
@@ -54,6 +54,8 @@ def every_row_has_figures():
             check(all(float(cell) >= 0 for cell in cells[6:]) and len(cells) == 11, f"{title}: {cells}")
         check(("Whole replies, 2 router threads", titles[0]) not in rows, "narrow rows are measured once")
         check(float(rows["Streams, 2 router threads", "support 60, json"][0]) > 0, "wide rows are measured again")
+    check(float(rows["Whole replies, 1 router thread", "support 60, safetensors"][0]) > 0, "files")
+    check(("Streams, 1 router thread", "support 60, safetensors") not in rows, "files in streams")
     check("## Goals" in done.stdout, "goals")
     check(str(ROOT) not in done.stdout and "/tmp" not in done.stdout, "folders on the page")
 

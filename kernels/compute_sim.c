@@ -98,9 +98,14 @@ static uint64_t mix_float(uint64_t hash, float value) {
     return mix(hash, math_bits_f32(value));
 }
 
+/* By name, or by a bias of -inf. */
 static bool is_banned(const sampler_params *params, uint32_t id) {
     for (uint32_t i = 0; i < params->banned_count; i++) {
         if ((uint32_t)params->banned_ids[i] == id) return true;
+    }
+    for (uint32_t i = 0; i < params->bias_count; i++) {
+        if ((uint32_t)params->bias_ids[i] == id && params->biases[i] == -math_inf_f32())
+            return true;
     }
     return false;
 }
@@ -159,12 +164,22 @@ static uint32_t next_id(const sampler_params *params, uint32_t vocab, uint32_t i
     return id;
 }
 
+/* Each once, although they may stand twice among the banned ids and the biases. */
 static uint32_t count_drawable(const sampler_params *params, uint32_t vocab) {
     uint32_t banned = 0;
+    sampler_params before = *params;
+    before.banned_count = 0;
+    before.bias_count = 0;
     for (uint32_t i = 0; i < params->banned_count; i++) {
-        const sampler_params before = {.banned_ids = params->banned_ids, .banned_count = i};
         const uint32_t id = (uint32_t)params->banned_ids[i];
         banned += id < vocab && !is_banned(&before, id);
+        before.banned_count++;
+    }
+    for (uint32_t i = 0; i < params->bias_count; i++) {
+        const uint32_t id = (uint32_t)params->bias_ids[i];
+        const bool was_banned = is_banned(&before, id);
+        before.bias_count++;
+        banned += id < vocab && !was_banned && is_banned(&before, id);
     }
     return vocab - banned;
 }

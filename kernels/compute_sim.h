@@ -7,7 +7,8 @@
  * Tokens, supports and log-probabilities are a pure function of (prefix, parameters), so a PD run
  * can be compared with compute_sim_expect bit for bit. Every parameter of sampler_params that is
  * not neutral counts: penalties through how often each id is among output_ids (with none they are
- * neutral), biases and banned ids in any order; a banned id is never drawn or in a support. Pages
+ * neutral), biases and banned ids in any order; a banned id, also one
+ * with a bias of -inf, is never drawn or in a support. Pages
  * are checked as model_step does. Rows are made here, every number a hash, or with `rows` by those:
  * numbers that fit together, cheaply.
  *

@@ -11,6 +11,10 @@
 #include "base/mem.h"
 #include "kernels/math.h"
 
+static uint32_t least(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
 enum { SHAPES = 256 }; /* places in the weights where a distribution may begin */
 
 struct sim_rows {
@@ -20,6 +24,7 @@ struct sim_rows {
     uint32_t limit;     /* the ids below it are in order; 0: not made */
     int32_t *order;     /* [2 * vocab_size]: a permutation of them, twice, so that it goes round */
     uint32_t *ranks;    /* [vocab_size]: of each id in it */
+    uint8_t *marks;     /* [vocab_size]: 1 where an id cannot be drawn now; else 0 */
 };
 
 /* ---- widths ---------------------------------------------------------------------------------- */
@@ -87,8 +92,9 @@ bt_status sim_rows_create(const sim_rows_options *options, sim_rows **out) {
     rows->sums = bt_calloc(vocab + SHAPES + 1, sizeof *rows->sums);
     rows->order = bt_calloc(2 * vocab, sizeof *rows->order);
     rows->ranks = bt_calloc(vocab, sizeof *rows->ranks);
+    rows->marks = bt_calloc(vocab, sizeof *rows->marks);
     if (rows->log_weights == NULL || rows->sums == NULL || rows->order == NULL ||
-        rows->ranks == NULL) {
+        rows->ranks == NULL || rows->marks == NULL) {
         sim_rows_destroy(rows);
         return BT_ERR_WORKER_MEMORY;
     }
@@ -103,6 +109,7 @@ void sim_rows_destroy(sim_rows *rows) {
     bt_free(rows->sums);
     bt_free(rows->order);
     bt_free(rows->ranks);
+    bt_free(rows->marks);
     bt_free(rows);
 }
 
@@ -112,47 +119,57 @@ typedef struct place {
     const float *log_weights; /* from its beginning on, as the two below */
     const double *sums;
     const int32_t *order;
-    uint32_t start; /* in the order */
+    const uint32_t *ranks;
+    const uint8_t *marks; /* of ids; NULL: all can be drawn */
+    uint32_t start;       /* in the order */
     uint32_t limit;
-    const int32_t *banned; /* [banned_count]; ids without effect and ids twice among them */
-    uint32_t banned_count;
     uint32_t drawable;
 } place;
 
-static bool stands_in(const int32_t *ids, uint32_t count, int32_t id) {
-    for (uint32_t i = 0; i < count; i++) {
-        if (ids[i] == id) return true;
-    }
-    return false;
+static bool is_banned(const place *p, int32_t id) {
+    return p->marks != NULL && p->marks[id] != 0;
 }
 
-/* Banned ids, each once, whose rank from the place's start is below `rank`. */
-static uint32_t count_banned(const sim_rows *rows, const place *p, uint32_t rank) {
+/* Marks an id, or takes the mark away; the number of marks that came. */
+static uint32_t mark(sim_rows *rows, uint32_t limit, int32_t id, uint8_t value) {
+    if (id < 0 || (uint32_t)id >= limit || rows->marks[id] == value) return 0;
+    rows->marks[id] = value;
+    return 1;
+}
+
+/* The same for all ids that the parameters ban: by name, or by a bias of -inf. */
+static uint32_t mark_all(sim_rows *rows, uint32_t limit, const sampler_params *params,
+                         uint8_t value) {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < p->banned_count; i++) {
-        const int32_t id = p->banned[i];
-        if (id < 0 || (uint32_t)id >= p->limit || stands_in(p->banned, i, id)) continue;
-        const uint32_t at = rows->ranks[id] + p->limit - p->start;
-        count += at % p->limit < rank;
+    for (uint32_t i = 0; i < params->banned_count; i++)
+        count += mark(rows, limit, params->banned_ids[i], value);
+    for (uint32_t i = 0; i < params->bias_count; i++) {
+        if (params->biases[i] == -math_inf_f32())
+            count += mark(rows, limit, params->bias_ids[i], value);
     }
     return count;
 }
 
-static place place_of(sim_rows *rows, uint32_t vocab_limit, const int32_t *banned,
-                      uint32_t banned_count, uint64_t hash) {
+/* Marks stay until close_place. */
+static place open_place(sim_rows *rows, const sampler_params *params, uint64_t hash) {
     const uint32_t vocab = rows->options.vocab_size;
-    const uint32_t limit = vocab_limit != 0 && vocab_limit < vocab ? vocab_limit : vocab;
+    const uint32_t limit = params->vocab_limit != 0 ? least(params->vocab_limit, vocab) : vocab;
     make_order(rows, limit);
+    const uint32_t banned = mark_all(rows, limit, params, 1);
     const uint32_t shape = (uint32_t)(sim_mix(hash, 2) % SHAPES);
-    place p = {.log_weights = rows->log_weights + shape,
-               .sums = rows->sums + shape,
-               .start = (uint32_t)(sim_mix(hash, 3) % limit),
-               .limit = limit,
-               .banned = banned,
-               .banned_count = banned_count};
-    p.order = rows->order + p.start;
-    p.drawable = limit - count_banned(rows, &p, limit);
-    return p;
+    const uint32_t start = (uint32_t)(sim_mix(hash, 3) % limit);
+    return (place){.log_weights = rows->log_weights + shape,
+                   .sums = rows->sums + shape,
+                   .order = rows->order + start,
+                   .ranks = rows->ranks,
+                   .marks = banned > 0 ? rows->marks : NULL,
+                   .start = start,
+                   .limit = limit,
+                   .drawable = limit - banned};
+}
+
+static void close_place(sim_rows *rows, const place *p, const sampler_params *params) {
+    if (p->marks != NULL) (void)mark_all(rows, p->limit, params, 0);
 }
 
 /* What the log-weights of the first `count` less it are log-probabilities of: the logarithm of
@@ -164,22 +181,20 @@ static float log_mass(const place *p, uint32_t count) {
 
 /* The first `count` ids that can be drawn. */
 static void copy_ids(const place *p, uint32_t count, int32_t *ids) {
-    if (p->banned_count == 0) {
+    if (p->marks == NULL) {
         memcpy(ids, p->order, count * sizeof *ids);
         return;
     }
     for (uint32_t i = 0, at = 0; i < count; at++) {
-        const int32_t id = p->order[at];
-        if (!stands_in(p->banned, p->banned_count, id)) ids[i++] = id;
+        if (!is_banned(p, p->order[at])) ids[i++] = p->order[at];
     }
 }
 
 static int32_t id_at(const place *p, uint32_t rank) {
-    if (p->banned_count == 0) return p->order[rank];
+    if (p->marks == NULL) return p->order[rank];
     for (uint32_t at = 0;; at++) {
-        const int32_t id = p->order[at];
-        if (stands_in(p->banned, p->banned_count, id)) continue;
-        if (rank-- == 0) return id;
+        if (is_banned(p, p->order[at])) continue;
+        if (rank-- == 0) return p->order[at];
     }
 }
 
@@ -214,25 +229,23 @@ static uint32_t copy_top(const place *p, uint32_t wanted, sampler_top *top) {
     const float mass = log_mass(p, p->drawable);
     for (uint32_t i = 0, at = 0; i < count; at++) {
         const int32_t id = p->order[at];
-        if (stands_in(p->banned, p->banned_count, id)) continue;
+        if (is_banned(p, id)) continue;
         top[i] = (sampler_top){.id = id, .logprob = p->log_weights[i] - mass};
         i++;
     }
     return count;
 }
 
-static float id_logprob(const sim_rows *rows, const place *p, int32_t id) {
-    if (id < 0 || (uint32_t)id >= p->limit || stands_in(p->banned, p->banned_count, id))
-        return -math_inf_f32();
-    const uint32_t at = (rows->ranks[id] + p->limit - p->start) % p->limit;
-    return p->log_weights[at - count_banned(rows, p, at)] - log_mass(p, p->drawable);
+static float id_logprob(const place *p, int32_t id) {
+    if (id < 0 || (uint32_t)id >= p->limit || is_banned(p, id)) return -math_inf_f32();
+    const uint32_t at = (p->ranks[id] + p->limit - p->start) % p->limit;
+    uint32_t rank = at;
+    for (uint32_t i = 0; p->marks != NULL && i < at; i++)
+        rank -= is_banned(p, p->order[i]);
+    return p->log_weights[rank] - log_mass(p, p->drawable);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
-
-static uint32_t least(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
 
 /* Of `count` entries those that the cap lets in, the drawn one in the last one's place if it is not
  * among them; values are over all. */
@@ -250,12 +263,9 @@ static void fill_mask(const place *p, const sampler_params *params, uint32_t cou
     if (has_logprobs) row->support_logprobs[kept - 1] = row->selected_logprob;
 }
 
-void sim_rows_draw(sim_rows *rows, const sampler_params *params, uint64_t hash, uint64_t seeded,
-                   sampler_row *row) {
-    const place p =
-        place_of(rows, params->vocab_limit, params->banned_ids, params->banned_count, hash);
-    if (p.drawable == 0) return;
-    uint32_t count = least(sim_rows_width(rows, hash), p.drawable);
+static void draw(const sim_rows *rows, const place *p, const sampler_params *params, uint64_t hash,
+                 uint64_t seeded, sampler_row *row) {
+    uint32_t count = least(sim_rows_width(rows, hash), p->drawable);
     if (params->top_k != 0) count = least(count, params->top_k);
     const bool has_mask = params->mask_mode != SAMPLER_MASK_OFF;
     if (has_mask) row->cap_needed = count;
@@ -263,24 +273,32 @@ void sim_rows_draw(sim_rows *rows, const sampler_params *params, uint64_t hash, 
         row->status = SAMPLER_OVERFLOW;
         return;
     }
-    const uint32_t rank = draw_rank(&p, count, seeded);
-    row->token = id_at(&p, rank);
+    const uint32_t rank = draw_rank(p, count, seeded);
+    row->token = id_at(p, rank);
     row->status = SAMPLER_OK;
-    if (has_mask) fill_mask(&p, params, count, rank, row);
+    if (has_mask) fill_mask(p, params, count, rank, row);
     if (params->wants_logprob == 0) return;
-    row->token_logprob = p.log_weights[rank] - log_mass(&p, p.drawable);
-    row->top_count = copy_top(&p, params->top_logprobs, row->top);
+    row->token_logprob = p->log_weights[rank] - log_mass(p, p->drawable);
+    row->top_count = copy_top(p, params->top_logprobs, row->top);
     for (uint32_t i = 0; i < params->logprob_id_count; i++)
-        row->id_logprobs[i] = id_logprob(rows, &p, params->logprob_ids[i]);
+        row->id_logprobs[i] = id_logprob(p, params->logprob_ids[i]);
+}
+
+void sim_rows_draw(sim_rows *rows, const sampler_params *params, uint64_t hash, uint64_t seeded,
+                   sampler_row *row) {
+    const place p = open_place(rows, params, hash);
+    if (p.drawable > 0) draw(rows, &p, params, hash, seeded, row);
+    close_place(rows, &p, params);
 }
 
 void sim_rows_score(sim_rows *rows, const sampler_scoring *scoring, uint64_t hash,
                     float *target_out, sampler_top *top_out, float *ids_out) {
-    const place p = place_of(rows, scoring->vocab_limit, NULL, 0, hash);
-    *target_out = id_logprob(rows, &p, scoring->target);
+    const sampler_params neutral = {.vocab_limit = scoring->vocab_limit};
+    const place p = open_place(rows, &neutral, hash);
+    *target_out = id_logprob(&p, scoring->target);
     const uint32_t found = copy_top(&p, scoring->top_count, top_out);
     for (uint32_t i = found; i < scoring->top_count; i++)
         top_out[i] = (sampler_top){.id = -1, .logprob = -math_inf_f32()};
     for (uint32_t i = 0; i < scoring->id_count; i++)
-        ids_out[i] = id_logprob(rows, &p, scoring->ids[i]);
+        ids_out[i] = id_logprob(&p, scoring->ids[i]);
 }

@@ -4,11 +4,11 @@
  * Nouns. The *order* is one fixed permutation of the vocabulary, made from the seed; the *weights*
  * are one fixed falling list. A *place* is the distribution behind one prefix: its hash chooses
  * where in the order and in the weights it begins, and the i-th id of the order from there that is
- * not banned has the i-th weight. So the ids of a row are a piece of the order, its
- * log-probabilities a piece of the logarithms of the weights less one number, and everything is
- * exact: a support sums to 1, the drawn token's value is its entry, the values over the whole
- * vocabulary are those of the same distribution and never above, the largest ones are the first
- * of the support, and a support of one has 0.
+ * not banned (by name, or by a bias of -inf) has the i-th weight. So the ids of a row are a piece
+ * of the order, its log-probabilities a piece of the logarithms of the weights less one number, and
+ * everything is exact: a support sums to 1, the drawn token's value is its entry, the values over
+ * the whole vocabulary are those of the same distribution and never above, the largest ones are the
+ * first of the support, and a support of one has 0.
  *
  * The width of a support is a function of the hash alone, cut by top_k and by the ids that there
  * are: always `width`, or *realistic* (as measured of language models under top-p: median 2, mean

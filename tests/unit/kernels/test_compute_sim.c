@@ -2,6 +2,7 @@
  * chunks, and every parameter that could get lost on its way changes it. */
 #include "kernels/compute_sim.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -278,6 +279,21 @@ static void banned_ids_are_never_drawn(void **state) {
                 assert_true((uint32_t)(row->ids[j] + VOCAB - 20) % VOCAB >= banned);
         }
     }
+    /* A bias of -inf bans as well; an id that is banned twice counts once. */
+    const int32_t bias_ids[] = {all[3], all[9], all[9], all[10]};
+    const float biases[] = {-INFINITY, 1.0F, -INFINITY, 1.0F};
+    params.banned_count = 9;
+    params.bias_ids = bias_ids;
+    params.biases = biases;
+    params.bias_count = 4;
+    params.top_logprobs = TOP;
+    for (params.seed = 0; params.seed < 50; params.seed++) {
+        assert_int_equal(expect(b, &params, UINT32_MAX, ROWS), ROWS);
+        for (uint32_t i = 0; i < ROWS; i++)
+            for (uint32_t j = 0; j < b->expected[i].row.support_count; j++)
+                assert_true((uint32_t)(b->expected[i].ids[j] + VOCAB - 20) % VOCAB >= 10);
+    }
+    params.bias_count = 0;
     params.banned_count = VOCAB;
     assert_int_equal(expect(b, &params, UINT32_MAX, ROWS), 1);
     assert_int_equal(b->expected[0].row.status, SAMPLER_INVALID);

@@ -224,6 +224,26 @@ static void banned_ids_are_never_drawn(void **state) {
     draw(rows, &params, 1, 1, &got);
     assert_int_equal(got.row.status, SAMPLER_INVALID);
     assert_int_equal(got.row.token, -1);
+    /* A bias of -inf bans as well, any other does not; bans are of one row alone. */
+    float biases[SMALL];
+    for (int32_t i = 0; i < SMALL; i++)
+        biases[i] = i % 2 == 0 ? -INFINITY : 3.0F;
+    params.banned_count = 5;
+    params.bias_ids = banned;
+    params.biases = biases;
+    params.bias_count = SMALL;
+    draw(rows, &params, 1, 1, &got);
+    assert_consistent(&got, SMALL);
+    for (uint32_t j = 0; j < got.row.support_count; j++)
+        for (uint32_t b = 0; b < SMALL; b++)
+            assert_false(got.ids[j] == banned[b] && (b < 5 || b % 2 == 0));
+    params.banned_count = 0;
+    params.bias_count = 0;
+    draw(rows, &params, 1, 1, &got);
+    sim_rows *fresh = make(SMALL, 8, 5);
+    draw(fresh, &params, 1, 1, &other);
+    assert_same(&got, &other);
+    sim_rows_destroy(fresh);
     sim_rows_destroy(rows);
 }
 

@@ -55,6 +55,11 @@ void detokenizer_push(detokenizer *d, const char *bytes, size_t count, text_sink
     }
 }
 
+bool detokenizer_breaks(const detokenizer *d, const char *bytes, size_t count) {
+    return d->held_count > 0 && count > 0 &&
+           !bt_utf8_can_follow(d->held[0], d->held_count, (uint8_t)bytes[0]);
+}
+
 void detokenizer_finish(detokenizer *d, text_sink sink, void *context) {
     if (d->held_count > 0) emit_replacement(d, sink, context);
 }

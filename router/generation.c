@@ -114,6 +114,8 @@ bt_status generation_push(generation *g, int32_t token) {
     if (g->request->skips_special && tokenizer_is_special(g->tokenizer, token)) {
         match_skipped(g, bytes, count);
     } else {
+        if (g->text_starts != NULL)
+            g->text_starts[g->count - 1] += detokenizer_breaks(&g->detokenizer, bytes, count);
         detokenizer_push(&g->detokenizer, bytes, count, on_text, g);
     }
     return g->text.has_failed ? BT_ERR_WORKER_MEMORY : BT_OK;

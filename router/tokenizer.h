@@ -72,6 +72,8 @@ void detokenizer_init(detokenizer *d);
 typedef void (*text_sink)(void *context, const char *text, size_t bytes);
 void detokenizer_push(detokenizer *d, const char *bytes, size_t count, text_sink sink,
                       void *context);
+/* What is held back cannot go on with these bytes: pushing them replaces it first. */
+bool detokenizer_breaks(const detokenizer *d, const char *bytes, size_t count);
 /* Flushes: an incomplete tail becomes U+FFFD. */
 void detokenizer_finish(detokenizer *d, text_sink sink, void *context);
 

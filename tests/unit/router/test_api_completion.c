@@ -132,6 +132,20 @@ static void test_offsets_of_a_stop_string(void **state) {
     }
 }
 
+/* A character that another token breaks is before that one. */
+static void test_offsets_of_broken_characters(void **state) {
+    static const int32_t TOKENS[] = {0xe2, 0x82, 'a', 0xac, 'b'};
+    api_fixture *f = *state;
+    ask(f, "{" NAMED ",\"logprobs\":0,\"max_tokens\":5}");
+    for (size_t i = 0; i < BT_ARRAY_COUNT(TOKENS); i++) {
+        feed(f, TOKENS[i], -1.0f, 0, 0);
+    }
+    api_fixture_length(f);
+#define BROKEN "\xef\xbf\xbd"
+    assert_non_null(strstr(api_fixture_body(f), "\"text\":\"" BROKEN "a" BROKEN "b\","));
+    assert_non_null(strstr(api_fixture_body(f), "\"text_offset\":[0,0,1,2,3]"));
+}
+
 /* ---- echo ------------------------------------------------------------------------------------ */
 
 static void give_prompt(api_fixture *f, uint32_t count) {
@@ -565,6 +579,7 @@ int main(void) {
         CASE(test_samples),
         CASE(test_logprobs),
         CASE(test_offsets_of_a_stop_string),
+        CASE(test_offsets_of_broken_characters),
         CASE(test_an_echo),
         CASE(test_an_echo_with_logprobs),
         CASE(test_offsets_of_a_prompt_of_text),

@@ -157,6 +157,7 @@ void api_meta_add(api_call *call, uint32_t sample) {
     const uint64_t now_us = whole->is_fixed ? whole->now_us : bt_clock_now_us(&time->clock);
     const double wall_seconds =
         whole->is_fixed ? whole->wall_seconds : time->wall_seconds(time->context);
+    const api_finish_kind told = api_told_finish(&call->samples[sample]);
     bt_text *out = reply_writer_literal(&call->writer);
     bt_text_add_string(out, "{\"id\":");
     add_id(call, sample, out);
@@ -168,7 +169,7 @@ void api_meta_add(api_call *call, uint32_t sample) {
     if (call->writer.request->wants_logprob) add_logprob_lists(call);
     add_masks(call);
     out = reply_writer_literal(&call->writer);
-    if (call->samples[sample].finish.cap_needed > 0)
+    if (told == API_FINISH_ABORT && call->samples[sample].finish.cap_needed > 0)
         bt_text_add_format(out, "\"sampling_mask_required\":%u,",
                            call->samples[sample].finish.cap_needed);
     bt_text_add_format(out,

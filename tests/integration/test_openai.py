@@ -2,7 +2,9 @@
 what the whole reply says; completions beside /generate; first tokens whose mask overflows at the prefill
 worker; what load generators and evaluation harnesses send."""
 
+import base64
 import json
+import struct
 
 from harness import Cluster, case, check, check_rows, equal, joined_runs, run_cases, tiny_model
 
@@ -187,9 +189,87 @@ def a_first_token_that_overflows_is_the_clients_400():
                     equal((error["type"], error["code"]), ("BadRequestError", 400))
             for reply in replies:
                 equal(reply.status, 400, reply.body[:300])
-                equal(reply.json["error"]["message"][:len(OVERFLOW)], OVERFLOW)
+                message = reply.json["error"]["message"]
+                equal(message[:len(OVERFLOW)], OVERFLOW)
+                check(message[len(OVERFLOW):].startswith(" Required: "), message)
                 equal(reply.headers["Content-Type"], "application/json")
     small.wait_at_rest()
+
+
+def overflowing():
+    """Parameters of a draw whose support fits the small cap at first and later does not, with the
+    number of tokens before and the cap that it needs there."""
+    for seed in range(400):
+        params = {"temperature": 1.0, "min_p": (0.75, 0.8, 0.85, 0.9)[seed % 4]}
+        bounded = small.generate(input_ids=IDS, return_sampling_mask=True, sampling_mask_mode="bounded",
+                                 sampling_params={"max_new_tokens": 12, "sampling_seed": seed, "ignore_eos": True,
+                                                  **params}).json
+        sizes = bounded["meta_info"]["output_token_sampling_support_sizes"]
+        wide = [i for i, size in enumerate(sizes) if size > 4]
+        if wide and wide[0] >= 3:
+            return {"seed": seed, **params}, wide[0], sizes[wide[0]], bounded["output_ids"][:wide[0]]
+    raise AssertionError("no draw overflows late")
+
+
+@case
+def a_later_overflow_tells_what_was_drawn():
+    params, count, needed, ids = overflowing()
+    message = OVERFLOW + f" Required: {needed}."
+    for path in (CHAT, COMPLETION):
+        fields = {**MASKS, **params, "max_tokens": 12, "ignore_eos": True}
+        lost = ask(path, on=small, **fields)
+        equal((lost.status, lost.json["error"]["message"]), (400, message))
+        part = ask(path, on=small, on_mask_overflow="return_partial", **fields)
+        equal(part.status, 200, part.body[:300])
+        whole = of_reply(part.json)[0]
+        equal((whole["ids"], whole["reason"]), (ids, "abort"))
+        equal(whole["meta"]["finish_reason"], {"type": "abort", "message": message, "status_code": 400,
+                                               "err_type": "BadRequestError"})
+        equal(whole["meta"]["sampling_mask_required"], needed)
+        equal(part.json["usage"]["completion_tokens"], count)
+        check_rows(whole["meta"], ids, "support")
+        events = ask(path, on=small, stream=True, on_mask_overflow="return_partial", **fields).events
+        streamed = together(events)[0]
+        for choice in (whole, streamed):
+            choice["meta"].pop("id")
+        equal(without_times({0: streamed}), without_times({0: whole}))
+        equal([e for e in events if "error" in e], [])
+        events = ask(path, on=small, stream=True, **fields).events
+        equal(events[-1], {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}})
+        streamed = together(events[:-1])[0]
+        equal((streamed["ids"], streamed["reason"]), (ids, None))
+        for key in MASK_KEYS:
+            equal(streamed["meta"][key], whole["meta"][key])
+    small.wait_at_rest()
+
+
+def unpacked(array):
+    kind = {"int32": "i", "float32": "f", "uint8": "B"}[array["dtype"]]
+    return list(struct.unpack(f"<{array['shape'][0]}{kind}", base64.b64decode(array["data"])))
+
+
+@case
+def packed_and_bounded_masks_in_streams():
+    """The arrays of all events hold what the lists hold."""
+    for path in (CHAT, COMPLETION):
+        fields = {**drawn(2), **MASKS, "sampling_mask_mode": "bounded"}
+        lists = of_reply(ask(path, on=small, **fields).json)
+        told = {i: {} for i in lists}
+        for event in ask(path, on=small, stream=True, stream_interval=3, sampling_mask_format="packed",
+                         **fields).events:
+            for choice in event["choices"]:
+                packed = choice.get("meta_info", {}).get("output_token_sampling_packed", {})
+                for key, array in packed.items():
+                    told[choice["index"]].setdefault(key, []).extend(unpacked(array))
+        for i, choice in lists.items():
+            meta = choice["meta"]
+            rows = meta["output_token_sampling_mask"]
+            equal(told[i], {
+                "lengths": [len(row) for row in rows], "token_ids": [x for row in rows for x in row],
+                "logprobs": [x for row in meta["output_token_sampling_logprobs"] for x in row],
+                "truncated": [int(x) for x in meta["output_token_sampling_mask_truncated"]],
+                "support_sizes": meta["output_token_sampling_support_sizes"]})
+            equal({len(row) for row in rows}, {4}, "top_k 8 and a cap of 4")
 
 
 @case

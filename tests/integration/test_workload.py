@@ -219,17 +219,6 @@ def a_stop_ends_the_reply_and_has_its_row():
     check(IS_DEMO or stopped >= 9, f"{stopped} stops")
 
 
-def json_text(value):
-    """The shortest text that reads back as the double, in the reference's form (section 2.2)."""
-    mantissa, _, exponent = repr(value).partition("e")
-    if not exponent:
-        return mantissa
-    if int(exponent) == -5:
-        digits = mantissa.lstrip("-").replace(".", "")
-        return ("-" if value < 0 else "") + "0.0000" + digits
-    return f"{mantissa}e{int(exponent)}"
-
-
 def flat(value):
     if isinstance(value, list):
         for item in value:
@@ -245,7 +234,7 @@ def numbers_are_float32_in_the_references_text():
     for text in texts:
         value = float(text)
         equal(struct.unpack("f", struct.pack("f", value))[0], value, f"a float32 as {text}")
-        equal(text, json_text(value), "its text")
+        equal(text, workload.json_text(value), "its text")
 
 
 # ---- one factor at a time ----------------------------------------------------------------------
@@ -274,6 +263,23 @@ def incremental_streaming():
             asked = [workload.streaming(r, interval) for r in requests()]
             same_in(cluster, f"deltas every {interval} tokens", asked=asked, is_incremental=True)
         same_as_a_list(cluster, "a list of prompts, deltas", stream=True, is_incremental=True)
+        same_in(cluster, "packed deltas", asked=packed(), is_incremental=True)
+
+
+def packed():
+    return [{**r, "sampling_mask_format": "packed"} if "return_sampling_mask" in r else r for r in requests()]
+
+
+@case
+def as_arrays():
+    """Base64 in JSON, whole and in events, and files of tensors: the bits of the lists."""
+    with cluster_of() as cluster:
+        same_in(cluster, "packed", asked=packed())
+        plain = [workload.streaming(r, None) for r in requests()]
+        send = functools.partial(workload.send_at_once, headers={"Accept": workload.SAFETENSORS})
+        replies = send(cluster, plain)
+        equal({r.headers["Content-Type"] for r in replies}, {workload.SAFETENSORS}, "tensors")
+        workload.expect_identical(workload.forms_of(replies, plain, False, "safetensors"), base(), "safetensors")
 
 
 @case

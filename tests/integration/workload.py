@@ -5,14 +5,17 @@ mask, with the mask and the drawn token's log-probability (selected), with those
 A reply is compared as its *normal form*: everything in it but the times and what the prefix cache did. Numbers stay the text that came; equal texts are equal bits. Events of a stream are joined
 by what they say: each repeats all (cumulative), or says what is new (incremental)."""
 
+import array
+import base64
 import json
 import threading
 
-from harness import check, equal, in_threads
+from harness import check, equal, in_threads, joined_runs
 
 MODES = ("off", "selected", "support")
 CAP = 1024  # of the cluster's masks: above every support here
 VOLATILE = ("e2e_latency", "response_sent_to_client_ts", "cached_tokens", "cached_tokens_details")
+SAFETENSORS = "application/x-safetensors"
 MASK_KEYS = ("output_token_sampling_mask", "output_token_sampling_logprobs",
              "output_token_sampling_mask_length")
 
@@ -113,15 +116,6 @@ def event_texts(body, what):
     return [part[6:] for part in parts[:-2]]
 
 
-def join_runs(runs, more):
-    """Spans [version, tokens] over the tokens of two events."""
-    for version, tokens in more:
-        if runs and runs[-1][0] == version:
-            runs[-1][1] += tokens
-        else:
-            runs.append([version, tokens])
-
-
 def join_events(events):
     """What the events of an incremental stream say together: lists and text grow, the rest is the
     last one's. What is told of the prompt comes once."""
@@ -132,8 +126,7 @@ def join_events(events):
         before, meta = whole["meta_info"], event["meta_info"]
         for key, value in meta.items():
             if key == "output_token_weight_versions":
-                join_runs(before[key], value)
-                meta[key] = before[key]
+                meta[key] = joined_runs(before[key] + value)
             elif isinstance(value, list):
                 before[key].extend(value)
                 meta[key] = before[key]
@@ -149,12 +142,17 @@ def form_of(whole):
     return form
 
 
+def mode_of(request):
+    return request["sampling_logprobs_mode"] if request.get("return_sampling_mask") else "off"
+
+
 def normal_form(reply, request, is_incremental, what):
     equal(reply.status, 200, f"{what}: {reply.body[:300]!r}")
-    if not request["stream"]:
-        return form_of(parse(reply.body))
-    texts = event_texts(reply.body, what)
-    return form_of(join_events([parse(t) for t in texts]) if is_incremental else parse(texts[-1]))
+    if reply.headers["Content-Type"] == SAFETENSORS:
+        return form_of(from_safetensors(reply.body, mode_of(request)))
+    texts = event_texts(reply.body, what) if request["stream"] else [reply.body]
+    events = [unpacked(parse(t), mode_of(request)) for t in (texts if is_incremental else texts[-1:])]
+    return form_of(join_events(events))
 
 
 def where(one, other):
@@ -183,6 +181,87 @@ def expect_identical(forms, base, what):
     found = differences(forms, base)
     equal(len(forms), len(base), what)
     check(not found, f"{what}: {len(base) - len(found)} of {len(base)} identical; " + "; ".join(found[:4]))
+
+
+# ---- as arrays -----------------------------------------------------------------------------------
+
+def json_text(value):
+    """The shortest text that reads back as the double, in the reference's form (section 2.2)."""
+    mantissa, _, exponent = repr(value).partition("e")
+    if not exponent:
+        return mantissa
+    if int(exponent) == -5:
+        digits = mantissa.lstrip("-").replace(".", "")
+        return ("-" if value < 0 else "") + "0.0000" + digits
+    return f"{mantissa}e{int(exponent)}"
+
+
+def little_endian(kind, data):
+    values = array.array(kind)
+    equal(values.itemsize, 4)
+    values.frombytes(data)
+    return values.tolist()
+
+
+def mask_lists(lengths, ids, logprobs, mode):
+    """The two lists of a reply from its arrays; numbers as their text."""
+    equal(len(ids), sum(lengths), "ids of the arrays")
+    equal(len(logprobs), len(ids) if mode == "support" else len(lengths), "values of the arrays")
+    rows, values, at = [], [], 0
+    texts = [json_text(value) for value in logprobs]
+    for t, length in enumerate(lengths):
+        rows.append(ids[at : at + length])
+        values.append(texts[at : at + length] if mode == "support" else texts[t])
+        at += length
+    return {MASK_KEYS[0]: rows, MASK_KEYS[1]: values}
+
+
+def unpacked(whole, mode):
+    """A packed reply or event with the lists in place of the arrays."""
+    meta = {}
+    for key, value in whole["meta_info"].items():
+        if key != "output_token_sampling_packed":
+            meta[key] = value
+            continue
+        equal(list(value), ["lengths", "token_ids", "logprobs"], "the packed object")
+        arrays = []
+        for name, (dtype, kind) in zip(value, (("int32", "i"), ("int32", "i"), ("float32", "f"))):
+            entry = value[name]
+            equal((list(entry), entry["dtype"]), (["dtype", "shape", "data"], dtype), name)
+            arrays.append(little_endian(kind, base64.b64decode(entry["data"], validate=True)))
+            equal(entry["shape"], [len(arrays[-1])], name)
+        meta |= mask_lists(*arrays, mode)
+    return {**whole, "meta_info": meta}
+
+
+def from_safetensors(body, mode):
+    """The reply that the file of tensors is. The format's own rules are checked too."""
+    size = int.from_bytes(body[:8], "little")
+    header, data = json.loads(body[8 : 8 + size]), body[8 + size :]
+    equal((size % 8, header.pop("__metadata__")), (0, {"format": "baton-1"}), "header")
+    tensors, at = {}, 0
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        equal(begin, at, f"{name} begins where the one before it ends")
+        width = {"I32": 4, "F32": 4, "U8": 1}[entry["dtype"]]
+        equal((end - begin, begin % width), (entry["shape"][0] * width, 0), name)
+        tensors[name] = data[begin:end]
+        at = end
+    equal((at, list(header)[-1]), (len(data), "reply_json"), "no holes, the JSON last")
+    whole = parse(tensors["reply_json"])
+    whole = {"text": whole.pop("text"), "output_ids": little_endian("i", tensors["output_ids"]), **whole}
+    if mode == "off":
+        equal(list(header), ["output_ids", "reply_json"], "tensors without a mask")
+        return whole
+    lists = mask_lists(little_endian("i", tensors["sampling_mask_lengths"]),
+                       little_endian("i", tensors["sampling_mask_token_ids"]),
+                       little_endian("f", tensors["sampling_logprobs"]), mode)
+    meta = {}
+    for key, value in whole["meta_info"].items():
+        if key == MASK_KEYS[2]:
+            meta |= lists
+        meta[key] = value
+    return {**whole, "meta_info": meta}
 
 
 # ---- as one list -------------------------------------------------------------------------------
@@ -244,17 +323,17 @@ def form_of_openai(reply, request, what):
 
 # ---- sending -----------------------------------------------------------------------------------
 
-def post(cluster, request, path="/generate"):
-    return cluster.request("POST", path, request, timeout=600)
+def post(cluster, request, path="/generate", headers=None):
+    return cluster.request("POST", path, request, headers, timeout=600)
 
 
-def send_at_once(cluster, requests, path="/generate"):
+def send_at_once(cluster, requests, path="/generate", headers=None):
     """Replies in order; no request is sent before all are ready to be."""
     gate = threading.Barrier(len(requests))
 
     def ask(request):
         gate.wait()
-        return post(cluster, request, path)
+        return post(cluster, request, path, headers)
 
     return in_threads([lambda r=r: ask(r) for r in requests])
 

@@ -514,6 +514,58 @@ def chat_and_generate_draw_alike():
         equal(same["meta_info"][key], whole["meta_info"][key], key)
 
 
+@case
+def streams_of_chat_and_completions_carry_masks():
+    """Refused by the reference (7.9); here each row once, and together the reply that is not streamed."""
+    asked = {"return_sampling_mask": True, "sampling_logprobs_mode": "support", "return_meta_info": True,
+             "return_token_ids": True}
+    for path, prompt in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "Name a city."}]}),
+                         ("/v1/completions", {"prompt": "Name a city."})):
+        body = {"model": "m", "max_tokens": 9, "seed": 3, "ignore_eos": True, "top_k": 8, **prompt, **asked}
+        whole = cluster.request("POST", path, body).json["choices"][0]
+        check_rows(whole["meta_info"], whole["response_token_ids"], "support")
+        choices = [e["choices"][0] for e in cluster.request("POST", path, {**body, "stream": True}).events]
+        if "chat" in path:
+            equal(choices[0]["delta"], {"role": "assistant", "content": ""}, "the role comes first")
+            check("meta_info" not in choices.pop(0), "and alone")
+        ids = [i for choice in choices for i in choice["response_token_ids"]]
+        equal(ids, whole["response_token_ids"], path)
+        for key in META_MASK[:2]:
+            equal([row for c in choices for row in c["meta_info"][key]], whole["meta_info"][key], key)
+        equal([c["meta_info"][META_MASK[2]] for c in choices][-1], 9, "the length is the total")
+        equal([c["finish_reason"] for c in choices], [None] * (len(choices) - 1) + ["length"], path)
+
+
+@case
+def an_overflow_in_a_chat():
+    """Ties without biases: at such a temperature all that is not disallowed or held back has the same
+    weight, so that the support grows when the stop ids may be drawn."""
+    callable_ = (b"\x80\x04\x95R\0\0\0\0\0\0\0\x8c*sglang.srt.sampling.custom_logit_processor\x94\x8c"
+                 b"\x1fDisallowedTokensLogitsProcessor\x94\x93\x94.").hex()
+    late = {"temperature": 1e30, "top_k": 8, "min_tokens": 5, "stop_token_ids": list(range(40)),
+             "custom_params": {"token_ids": list(range(80, 2100))}, "ignore_eos": None,
+             "custom_logit_processor": json.dumps({"callable": callable_}),
+             "return_sampling_mask": True, "return_meta_info": True, "return_token_ids": True}
+    message = OVERFLOW.format(80)
+    reply = chat(20, **late)
+    equal((reply.status, reply.body), (400, long_error(message)))
+    kept = chat(20, **late, on_mask_overflow="return_partial").json["choices"][0]
+    equal((kept["finish_reason"], kept["meta_info"][META_MASK[0]]), ("abort", [list(range(40, 80))] * 5))
+    equal((kept["meta_info"]["finish_reason"]["message"], kept["meta_info"]["sampling_mask_required"]),
+          (message, 80))
+    for policy in ("abort", "return_partial"):
+        events = chat(20, **late, stream=True, on_mask_overflow=policy).events
+        ids = [i for e in events[1:-1] for i in e["choices"][0]["response_token_ids"]]
+        equal(ids, kept["response_token_ids"], "the tokens before")
+        if policy == "abort":
+            equal(events[-1], {"error": {"message": message, "type": "BadRequestError", "param": None,
+                                         "code": 400}})
+            continue
+        last = events[-1]["choices"][0]
+        equal((last["finish_reason"], last["meta_info"]["finish_reason"]),
+              ("abort", kept["meta_info"]["finish_reason"]), "what is kept ends like a reply")
+
+
 if __name__ == "__main__":
     with Cluster(tiny_model("wide"), shared=["--sampling-mask-max-tokens", str(CAP)]) as cluster:
         try:

@@ -41,7 +41,7 @@ def requests():
     return workload.requests_of(facts(), TOKENS)
 
 
-def cluster_of(workers=(), shared=(), **changed):
+def cluster_of(workers=(), shared=(), cap=CAP, **changed):
     """A cluster like the base's but for what is given; workers: options of prefill and decode."""
     options = []
     for role in ("prefill", "decode"):
@@ -49,7 +49,7 @@ def cluster_of(workers=(), shared=(), **changed):
         options += [f"--{role}-options", words]
     sizes = ["--kv-bytes", "768M"] if IS_DEMO else []
     return Cluster(facts().path, options=options, **{**BASE, **changed},
-                   shared=["--sampling-mask-max-tokens", str(CAP), *sizes, *shared])
+                   shared=["--sampling-mask-max-tokens", str(cap), *sizes, *shared])
 
 
 def run_in(cluster, what, send=workload.send_at_once, is_incremental=False, asked=None):
@@ -136,7 +136,7 @@ def every_row_proves_itself():
         equal((len(masks), len(values), form[MASK_KEYS[2]], form["completion_tokens"]),
               (len(ids),) * 4, f"request {number}, lengths")
         params = request["sampling_params"]
-        is_greedy = params.get("temperature") == 0 or params["top_k"] == 1
+        is_greedy = params.get("temperature") == 0 or params.get("top_k") == 1
         for t, (token, row, value) in enumerate(zip(ids, masks, values)):
             what = f"request {number}, row {t}"
             check(row and len(set(row)) == len(row), f"{what} repeats an id: {row}")
@@ -266,20 +266,45 @@ def incremental_streaming():
         same_in(cluster, "packed deltas", asked=packed(), is_incremental=True)
 
 
-def packed():
-    return [{**r, "sampling_mask_format": "packed"} if "return_sampling_mask" in r else r for r in requests()]
+def with_masks(**fields):
+    """The requests, those with masks with these fields too."""
+    return [{**r, **fields} if "return_sampling_mask" in r else r for r in requests()]
+
+
+def packed(**fields):
+    return with_masks(sampling_mask_format="packed", **fields)
 
 
 @case
 def as_arrays():
     """Base64 in JSON, whole and in events, and files of tensors: the bits of the lists."""
     with cluster_of() as cluster:
-        same_in(cluster, "packed", asked=packed())
+        replies = workload.send_at_once(cluster, packed())
+        for request, reply in zip(requests(), replies):
+            equal(b'"output_token_sampling_packed":{' in reply.body, "return_sampling_mask" in request, "packed")
+        workload.expect_identical(workload.forms_of(replies, packed(), False, "packed"), base(), "packed")
         plain = [workload.streaming(r, None) for r in requests()]
         send = functools.partial(workload.send_at_once, headers={"Accept": workload.SAFETENSORS})
         replies = send(cluster, plain)
         equal({r.headers["Content-Type"] for r in replies}, {workload.SAFETENSORS}, "tensors")
         workload.expect_identical(workload.forms_of(replies, plain, False, "safetensors"), base(), "safetensors")
+
+
+@case
+def bounded_masks_and_other_caps():
+    """With room for all a bounded mask is the exact one and says so; with less it is the cut one."""
+    with cluster_of(cap=100) as cluster:
+        cut = [workload.bounded_form(form, 100) for form in base()]
+        check(sum(any(form.get(workload.BOUNDED_KEYS[0], [])) for form in cut) > 8, "rows are cut")
+        for ask in (with_masks, packed):
+            forms = run_in(cluster, "bounded", asked=ask(sampling_mask_mode="bounded"))
+            workload.expect_identical(forms, cut, f"bounded by 100, {ask.__name__}")
+    if IS_FEW:
+        return
+    with cluster_of(cap=4096) as cluster:
+        same_in(cluster, "a cap of 4096")
+        forms = run_in(cluster, "bounded", asked=with_masks(sampling_mask_mode="bounded"))
+        workload.expect_identical(forms, [workload.bounded_form(f, 4096) for f in base()], "bounded by 4096")
 
 
 @case
@@ -423,19 +448,19 @@ def overflowing(number):
                    "min_new_tokens": 9}
     return {"rid": f"o{number}", "input_ids": [number + 1, 5, 9], "stream": number % 4 >= 2,
             "return_sampling_mask": True, "sampling_logprobs_mode": MODES[1 + number % 3 % 2],
-            "sampling_params": params}
+            "on_mask_overflow": "return_partial" if number >= 4 else "abort", "sampling_params": params}
 
 
 def check_overflow(reply, request, number):
     at_first = number % 2 == 0
     message = OVERFLOW.format(CAP, CAP + (70 if at_first else 20))
     what = f"overflow {number}"
-    if at_first or not request["stream"]:
+    if at_first or (not request["stream"] and request["on_mask_overflow"] == "abort"):
         equal(reply.status, 400, f"{what}: {reply.body[:200]!r}")
         equal(json.loads(reply.body)["error"]["message"], message, what)
         return
     equal(reply.status, 200, what)
-    last = json.loads(workload.event_texts(reply.body, what)[-1])
+    last = reply.events[-1] if request["stream"] else reply.json
     equal(last["meta_info"]["finish_reason"], {"type": "abort", "message": message, "status_code": 400,
                                                "err_type": "BadRequestError"}, what)
     equal((len(last["output_ids"]), len(last["meta_info"][MASK_KEYS[0]]),

@@ -19,6 +19,8 @@ SAFETENSORS = "application/x-safetensors"
 MASK_KEYS = ("output_token_sampling_mask", "output_token_sampling_logprobs",
              "output_token_sampling_mask_length")
 
+BOUNDED_KEYS = ("output_token_sampling_mask_truncated", "output_token_sampling_support_sizes")
+
 
 def numbers(seed):
     """splitmix64: the same whole numbers in every version of Python."""
@@ -51,13 +53,13 @@ def settings_of(facts, tokens):
         (7, 1, {"top_k": 2, **every}),
         (90, 1, {"top_k": 8, "top_p": 0.95, **every}),
         (150, 1, {"top_k": 20, "temperature": 0.7, **every}),
-        (31, 1, {"top_k": 50, "top_p": 0.9, "temperature": 0.12, **every}),
+        (31, 1, {"top_p": 0.9, "temperature": 0.12, **every}),
         (701, 7, {"top_k": 200, "temperature": 1.3, **every}),
         (32, 16, {"top_k": 500, "top_p": 0.8, **every}),
         (1, 50, {"top_k": 1000, **every}),
         (96, 50, {"top_k": 1000, "top_p": 0.98, "temperature": 1.5, **every}),
         (40, 5, {"top_k": 1000, "top_p": 0.95, "temperature": 0.25, **every}),
-        (12, 5, {"top_k": 1000, "min_p": 0.05, "temperature": 0.4, **every}),
+        (12, 5, {"min_p": 0.05, "temperature": 0.4, **every}),
         (65, 7, {"top_k": 300, "top_p": 0.9, "min_p": 0.02, "sampling_filter": "rank", **every}),
         (530, 3, {"top_k": 40, "top_p": 0.9, "sampling_filter": "rank", "stop_token_ids": [302, 607]}),
         (24, 4, {"top_k": 64, "frequency_penalty": 0.7, "presence_penalty": 0.4,
@@ -196,9 +198,13 @@ def json_text(value):
     return f"{mantissa}e{int(exponent)}"
 
 
+ARRAYS = {"lengths": ("int32", "i"), "token_ids": ("int32", "i"), "logprobs": ("float32", "f"),
+          "truncated": ("uint8", "B"), "support_sizes": ("int32", "i")}
+
+
 def little_endian(kind, data):
     values = array.array(kind)
-    equal(values.itemsize, 4)
+    equal(values.itemsize, 1 if kind == "B" else 4)
     values.frombytes(data)
     return values.tolist()
 
@@ -223,14 +229,16 @@ def unpacked(whole, mode):
         if key != "output_token_sampling_packed":
             meta[key] = value
             continue
-        equal(list(value), ["lengths", "token_ids", "logprobs"], "the packed object")
+        check(list(value) in (list(ARRAYS)[:3], list(ARRAYS)), f"the packed object: {list(value)}")
         arrays = []
-        for name, (dtype, kind) in zip(value, (("int32", "i"), ("int32", "i"), ("float32", "f"))):
-            entry = value[name]
+        for name, entry in value.items():
+            dtype, kind = ARRAYS[name]
             equal((list(entry), entry["dtype"]), (["dtype", "shape", "data"], dtype), name)
             arrays.append(little_endian(kind, base64.b64decode(entry["data"], validate=True)))
             equal(entry["shape"], [len(arrays[-1])], name)
-        meta |= mask_lists(*arrays, mode)
+        meta |= mask_lists(*arrays[:3], mode)
+        if len(arrays) > 3:
+            meta |= dict(zip(BOUNDED_KEYS, ([flag == 1 for flag in arrays[3]], arrays[4])))
     return {**whole, "meta_info": meta}
 
 
@@ -319,6 +327,26 @@ def form_of_openai(reply, request, what):
         return form_of(from_choice(parse(reply.body)["choices"][0]))
     told = [from_choice(parse(text)["choices"][0]) for text in event_texts(reply.body, what)]
     return form_of(join_events([event for event in told if event]))
+
+
+# ---- bounded -----------------------------------------------------------------------------------
+
+def bounded_form(form, cap):
+    """What a reply of the base is with a bounded mask and a smaller cap: of a longer row the heaviest
+    entries, the drawn token in the place of the last one where it is not among them."""
+    if MASK_KEYS[0] not in form:
+        return form
+    rows, values, sizes = [], [], [len(row) for row in form[MASK_KEYS[0]]]
+    for token, row, value in zip(form["output_ids"], form[MASK_KEYS[0]], form[MASK_KEYS[1]]):
+        kept = list(range(min(cap, len(row))))
+        if token not in row[:cap]:
+            kept[-1] = row.index(token)
+        rows.append([row[i] for i in kept])
+        values.append([value[i] for i in kept] if isinstance(value, list) else value)
+    keys = list(form["keys"])
+    at = keys.index(MASK_KEYS[1]) + 1
+    return {**form, MASK_KEYS[0]: rows, MASK_KEYS[1]: values, BOUNDED_KEYS[0]: [n > cap for n in sizes],
+            BOUNDED_KEYS[1]: sizes, "keys": [*keys[:at], *BOUNDED_KEYS, *keys[at:]]}
 
 
 # ---- sending -----------------------------------------------------------------------------------

@@ -272,20 +272,19 @@ static void refuse_others(api_fields *fields) {
     }
 }
 
-/* max_tokens is the old name of max_completion_tokens. */
-static void read_length(api_fields *fields, api_fields *parameters, api_sampling *sampling) {
+/* max_tokens is the old name of max_completion_tokens; sentences have the one that counts. */
+static void read_length(api_fields *fields, api_fields *parameters, const char **names) {
     const size_t max = SAMPLING_MAX_NEW_TOKENS;
     int64_t tokens = 1;
-    api_get_int(fields, CHAT_MAX_COMPLETION_TOKENS, &tokens);
     if (fields->is_given[CHAT_MAX_COMPLETION_TOKENS]) {
         parameters->values[max] = fields->values[CHAT_MAX_COMPLETION_TOKENS];
         parameters->is_given[max] = true;
-        sampling->length_name = NAMES[CHAT_MAX_COMPLETION_TOKENS];
+        names[max] = NAMES[CHAT_MAX_COMPLETION_TOKENS];
     }
     api_get_int(parameters, max, &tokens);
     if (tokens < 1)
-        (void)api_fail(fields->failure, 400, API_ERROR_OPENAI,
-                       "max_tokens must be at least 1, got %lld.", (long long)tokens);
+        (void)api_fail(fields->failure, 400, API_ERROR_OPENAI, "%s must be at least 1, got %lld.",
+                       names[max], (long long)tokens);
 }
 
 static void read_prompt(api_reader *reader, const api_fields *fields) {
@@ -301,13 +300,16 @@ static void read_prompt(api_reader *reader, const api_fields *fields) {
 static void read_item(api_reader *reader, const bt_json *root) {
     api_fields fields;
     openai_fields common;
+    const char *names[SAMPLING_FIELD_COUNT];
     api_sampling sampling = {.is_open_ended = true};
     api_fields_collect(&fields, root, NAMES, CHAT_FIELD_COUNT, reader->failure, NULL, NULL);
     api_openai_collect(reader, root, &common);
     read_logprobs(&fields, reader->request);
     refuse_others(&fields);
     read_template_arguments(reader, &fields);
-    read_length(&fields, &common.parameters, &sampling);
+    memcpy(names, common.parameters.names, sizeof(names));
+    common.parameters.names = names;
+    read_length(&fields, &common.parameters, names);
     api_openai_read(reader, &common, &sampling);
     if (reader->failure->http_status != 0) return;
     read_prompt(reader, &fields);

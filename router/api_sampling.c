@@ -427,9 +427,8 @@ void api_sampling_fit_context(const api_model *model, const api_sampling *sampli
     if (sampling->min_new_tokens > request->generation.max_new_tokens) {
         (void)api_fail(failure, 400, API_ERROR_GENERATE, "%s must be in [0, %s=%u], got %u.",
                        sampling->names[SAMPLING_MIN_NEW_TOKENS],
-                       sampling->length_name != NULL ? sampling->length_name
-                                                     : sampling->names[SAMPLING_MAX_NEW_TOKENS],
-                       request->generation.max_new_tokens, sampling->min_new_tokens);
+                       sampling->names[SAMPLING_MAX_NEW_TOKENS], request->generation.max_new_tokens,
+                       sampling->min_new_tokens);
         return;
     }
     request->generation.min_new_tokens = sampling->min_new_tokens;

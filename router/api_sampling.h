@@ -45,7 +45,6 @@ typedef struct api_sampling {
     uint32_t max_new_tokens;
     uint32_t min_new_tokens;
     const char *const *names; /* of the fields, for sentences */
-    const char *length_name;  /* of the field that gave max_new_tokens, NULL: its own */
     bool disallows;           /* custom_params has ids that are not to be drawn */
     /* An item of the batch with the same `stop`, whose stop strings are shared, or NULL. */
     const api_request *same_stops;

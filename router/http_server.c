@@ -287,6 +287,8 @@ void http_server_adopt(http_server *server, int fd) {
     bufferevent_set_timeouts(exchange->bev, NULL, &write_timeout);
     bufferevent_setwatermark(exchange->bev, EV_READ, 0, HTTP_INPUT_HIGH);
     bufferevent_setwatermark(exchange->bev, EV_WRITE, HTTP_OUTPUT_LOW, 0);
+    /* All that is queued at once: libevent's own limit is 16 KiB. */
+    (void)bufferevent_set_max_single_write(exchange->bev, HTTP_OUTPUT_HIGH);
     http_set_state(exchange, HTTP_STATE_IDLE);
     bufferevent_enable(exchange->bev, EV_READ | EV_WRITE);
 }

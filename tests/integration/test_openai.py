@@ -130,6 +130,10 @@ def a_list_of_prompts_is_its_prompts():
     scored = cluster.request("POST", COMPLETION, {"prompt": [[5, 9, 33], [7] * 40], "echo": True, "logprobs": 1,
                                                   "max_tokens": 1, "temperature": 0, "seed": 1234}).json
     equal([len(c["logprobs"]["token_logprobs"]) for c in scored["choices"]], [4, 41])
+    streamed = cluster.request("POST", COMPLETION, {"prompt": [[5, 9, 33], [7] * 40], "echo": True, "logprobs": 1,
+                                                    "max_tokens": 0, "stream": True}).events
+    equal({e["choices"][0]["index"]: e["choices"][0]["logprobs"]["token_logprobs"] for e in streamed},
+          {c["index"]: c["logprobs"]["token_logprobs"][:-1] for c in scored["choices"]})
     equal(cluster.request("POST", COMPLETION, {"prompt": ["a", 5]}).status, 400)
     cluster.wait_at_rest()
 
@@ -167,6 +171,29 @@ def an_echo_scores_the_prompt():
                                                  "ignore_eos": True}).json["choices"][0]
     check(plain["text"].startswith("Hello, \u20ac!"), plain["text"])
     equal(plain["logprobs"], None)
+
+
+@case
+def an_evaluation_harness():
+    """Continuations scored behind their contexts, several at once, by the rule of such programs: a sum over
+    the continuation, and whether greedy decoding would have given it."""
+    greedy = ask(COMPLETION, max_tokens=4, temperature=0, ignore_eos=True, return_token_ids=True)
+    right = greedy.json["choices"][0]["response_token_ids"]
+    pairs = [(IDS, right), (IDS, right[:3] + [right[3] + 1]), (IDS[:1], [17, 18])]
+    reply = cluster.request("POST", COMPLETION, {
+        "model": "m", "prompt": [c + t for c, t in pairs], "temperature": 0, "max_tokens": 1, "logprobs": 1,
+        "seed": 1234, "echo": True})
+    equal(reply.status, 200, reply.body[:300])
+    verdicts = []
+    for choice, (context, continuation) in zip(sorted(reply.json["choices"], key=lambda c: c["index"]), pairs):
+        values = choice["logprobs"]["token_logprobs"][len(context):-1]
+        tops = choice["logprobs"]["top_logprobs"][len(context):-1]
+        equal((len(values), len(tops)), (len(continuation),) * 2)
+        verdicts.append(all(value == max(top.values()) for value, top in zip(values, tops)))
+        native = cluster.generate(input_ids=context + continuation, return_logprob=True, logprob_start_len=0,
+                                  sampling_params={"max_new_tokens": 0}).json["meta_info"]
+        equal(values, [x for x, _, _ in native["input_token_logprobs"][len(context):]])
+    equal(verdicts[:2], [True, False])
 
 
 OVERFLOW = ("Sampling support exceeds --sampling-mask-max-tokens=4, commonly because of cutoff ties. Lower top_k "

@@ -56,21 +56,47 @@ static void feed(api_fixture *f, uint32_t sample, int32_t token, uint32_t place)
     api_fixture_feed(f, sample, &row);
 }
 
+/* Of the prompt [72,105], scored for its echo. */
+static void give_prompt(api_fixture *f) {
+    const proto_generation *g = &f->call.request->generation;
+    const int32_t ids[] = {'i', 'j'};
+    float entry[1 + 2 * 2] = {-1.5f};
+    if (!g->wants_prompt_logprobs) return;
+    for (uint32_t i = 0; i < g->top_logprobs; i++) {
+        memcpy(&entry[1 + 2 * i], &ids[i], sizeof(ids[i]));
+        entry[2 + 2 * i] = -0.5f;
+    }
+    api_fixture_item_prompt(f, 0, 1, entry, 1);
+}
+
+/* Small numbers from a seed. */
+static uint32_t next_random(uint32_t *state, uint32_t below) {
+    *state = *state * 1664525u + 1013904223u;
+    return (*state >> 8) % below;
+}
+
+enum { ROOM_RANDOM = 1000 /* another one each time, below this */ };
+
+static void give_room(api_fixture *f, size_t room, uint32_t *random) {
+    f->room = room == ROOM_RANDOM ? next_random(random, ROOM_RANDOM) : room;
+    if (room != SIZE_MAX) api_call_on_room(&f->call);
+}
+
 static void run(api_fixture *f, const stream_case *c, bool streams, size_t room) {
+    uint32_t random = c->count;
     char body[1024];
     snprintf(body, sizeof(body), "{%s,\"rid\":\"r\",\"stream\":%s,\"n\":%u,\"max_tokens\":%u%s}",
              prompt_of(c->kind, c->is_list), streams ? "true" : "false", c->samples, c->count,
              c->fields);
     if (!api_fixture_ask(f, c->kind, body)) fail_msg("%s\n%s", body, api_fixture_body(f));
-    f->room = room;
+    give_room(f, room, &random);
     for (uint32_t i = 0; i < c->count; i++) {
         for (uint32_t sample = 0; sample < c->samples * (c->is_list ? 2 : 1); sample++) {
             if (f->call.samples[sample].generation.is_stopped) continue;
             feed(f, sample, c->tokens[(i + sample) % c->count], i);
-            if (room == SIZE_MAX) continue;
-            f->room = room; /* a little more every time */
-            api_call_on_room(&f->call);
+            give_room(f, room, &random); /* a little more every time */
         }
+        if (i == c->count / 2) give_prompt(f);
     }
     if (c->is_stop) {
         api_fixture_stop(f, API_FIXTURE_EOS);
@@ -90,6 +116,10 @@ static const char *const META_LISTS[] = {
     "output_token_sampling_logprobs",
     "output_token_logprobs",
     "output_top_logprobs",
+    "input_token_logprobs",
+    "input_top_logprobs",
+    "output_token_sampling_mask_truncated",
+    "output_token_sampling_support_sizes",
 };
 
 /* Appends list `name` of `from` to that of `to`, if there is one. */
@@ -190,7 +220,7 @@ static char *dump(json_t *root) {
 
 /* Compares the stream with the whole reply at several intervals and rooms. */
 static void compare(api_fixture *f, const stream_case *c) {
-    static const size_t ROOMS[] = {SIZE_MAX, 1, 300};
+    static const size_t ROOMS[] = {SIZE_MAX, 1, ROOM_RANDOM};
     static const uint32_t INTERVALS[] = {1, 2, 5};
     f->settings.stream_interval = 1;
     run(f, c, false, SIZE_MAX);
@@ -199,6 +229,11 @@ static void compare(api_fixture *f, const stream_case *c) {
         f->settings.stream_interval = INTERVALS[i % BT_ARRAY_COUNT(INTERVALS)];
         run(f, c, true, ROOMS[i / BT_ARRAY_COUNT(INTERVALS)]);
         char *told = dump(collect(f, c->kind, true));
+        if (strcmp(told, expected) != 0)
+            print_error("%s of %u tokens, %u samples, interval %u, room %zu: {%s}\n",
+                        c->kind == API_CHAT ? "a chat" : "a completion", c->count, c->samples,
+                        f->settings.stream_interval, ROOMS[i / BT_ARRAY_COUNT(INTERVALS)],
+                        c->fields);
         assert_string_equal(told, expected);
         free(told);
     }
@@ -239,6 +274,46 @@ static void test_all_events_say_what_the_reply_says(void **state) {
                                .is_list = is_completion && i % 3 == 0,
                                .tokens = SCRIPT,
                                .count = BT_ARRAY_COUNT(SCRIPT)};
+        compare(f, &c);
+    }
+}
+
+/* Any tokens, and any of the fields together. */
+static void test_random_replies(void **state) {
+    static const int32_t TOKENS[] = {'s', 't', 'o', 'p', 'a', 0xe2, 0x82, 0xac, 0xf0, 317, 318, 97};
+    static const char *const PARTS[] = {
+        SELECTED,
+        SUPPORT,
+        IDS,
+        STOP,
+        ",\"return_meta_info\":true",
+        ",\"no_stop_trim\":true",
+        ",\"skip_special_tokens\":false",
+        ",\"sampling_mask_mode\":\"bounded\"",
+        ",\"stop\":[\"op\",\"\\ufffd\",\"tt\"]",
+    };
+    api_fixture *f = *state;
+    for (uint32_t seed = 1; seed <= 60; seed++) {
+        uint32_t random = seed;
+        int32_t tokens[TOKENS_MAX];
+        char fields[1024] = "";
+        const bool is_completion = next_random(&random, 2) == 0;
+        for (size_t i = 0; i < BT_ARRAY_COUNT(PARTS); i++) {
+            if (next_random(&random, 2) == 0) strcat(fields, PARTS[i]);
+        }
+        if (next_random(&random, 2) == 0)
+            strcat(fields, is_completion ? ",\"logprobs\":2" : ",\"logprobs\":true");
+        if (is_completion && next_random(&random, 2) == 0) strcat(fields, ",\"echo\":true");
+        stream_case c = {.kind = is_completion ? API_COMPLETION : API_CHAT,
+                         .fields = fields,
+                         .samples = 1 + next_random(&random, 3),
+                         .is_list = is_completion && next_random(&random, 2) == 0,
+                         .tokens = tokens,
+                         .count = 1 + next_random(&random, TOKENS_MAX),
+                         .is_stop = next_random(&random, 2) == 0};
+        for (uint32_t i = 0; i < c.count; i++) {
+            tokens[i] = TOKENS[next_random(&random, BT_ARRAY_COUNT(TOKENS))];
+        }
         compare(f, &c);
     }
 }
@@ -404,6 +479,7 @@ static void test_masks_without_meta_info_cost_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         CASE(test_all_events_say_what_the_reply_says),
+        CASE(test_random_replies),
         CASE(test_short_replies),
         CASE(test_a_chat_stream_with_masks),
         CASE(test_a_failure_before_any_token),

@@ -102,8 +102,10 @@ static void test_batches_beside_others(void **state) {
     char *answer = post_batch(f, 4, tail);
     answer_has(answer, "HTTP/1.1 200 ");
     answer_has(answer, "Duplicate request ID detected: b_1");
-    assert_int_equal(count_of(answer, "\"type\":\"length\",\"length\":1"), 2);
-    assert_int_equal(count_of(answer, "\"status_code\":503"), 1);
+    /* Two have room, the third only where one of them has ended by then. */
+    const unsigned served = count_of(answer, "\"type\":\"length\",\"length\":1");
+    assert_in_range(served, 2, 3);
+    assert_int_equal(count_of(answer, "\"status_code\":503"), 3 - served);
     free(answer);
     bool is_refused_by_thread = false;
     for (int i = 0; i < THREADS; i++) { /* which get connections in turn */

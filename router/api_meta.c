@@ -49,7 +49,7 @@ void api_finish_add(const api_call *call, uint32_t sample, bt_text *out) {
 
 /* "name": and the list. */
 static void add_list(api_call *call, const char *name, reply_piece_kind kind) {
-    bt_text_add_format(reply_writer_literal(&call->writer), "\"%s\":", name);
+    bt_text_add_string(reply_writer_literal(&call->writer), name);
     reply_writer_add(&call->writer, kind);
     bt_text_add_string(reply_writer_literal(&call->writer), ",");
 }
@@ -62,32 +62,33 @@ static void add_input_list(api_call *call, const char *name, reply_piece_kind ki
     if (has_any && call->writer.range.row_from == 0) {
         add_list(call, name, kind);
     } else {
-        bt_text_add_format(reply_writer_literal(&call->writer), "\"%s\":[],", name);
+        bt_text_add_string(reply_writer_literal(&call->writer), name);
+        bt_text_add_string(reply_writer_literal(&call->writer), "[],");
     }
 }
 
 static void add_logprob_lists(api_call *call) {
     const proto_generation *asked = &call->writer.request->generation;
-    add_input_list(call, "input_token_logprobs", REPLY_INPUT_LOGPROBS);
-    add_list(call, "output_token_logprobs", REPLY_LOGPROBS);
-    bt_text_add_format(reply_writer_literal(&call->writer), "\"output_token_logprobs_length\":%u,",
-                       call->writer.range.row_to);
+    add_input_list(call, "\"input_token_logprobs\":", REPLY_INPUT_LOGPROBS);
+    add_list(call, "\"output_token_logprobs\":", REPLY_LOGPROBS);
+    api_add_number(reply_writer_literal(&call->writer),
+                   "\"output_token_logprobs_length\":", call->writer.range.row_to);
+    bt_text_add_string(reply_writer_literal(&call->writer), ",");
     if (asked->top_logprobs > 0) {
-        add_input_list(call, "input_top_logprobs", REPLY_INPUT_TOP_LOGPROBS);
-        add_list(call, "output_top_logprobs", REPLY_TOP_LOGPROBS);
+        add_input_list(call, "\"input_top_logprobs\":", REPLY_INPUT_TOP_LOGPROBS);
+        add_list(call, "\"output_top_logprobs\":", REPLY_TOP_LOGPROBS);
     }
     if (asked->logprob_id_count > 0) {
-        add_input_list(call, "input_token_ids_logprobs", REPLY_INPUT_ID_LOGPROBS);
-        add_list(call, "output_token_ids_logprobs", REPLY_ID_LOGPROBS);
+        add_input_list(call, "\"input_token_ids_logprobs\":", REPLY_INPUT_ID_LOGPROBS);
+        add_list(call, "\"output_token_ids_logprobs\":", REPLY_ID_LOGPROBS);
     }
 }
 
-/* "name":{"dtype":...,"shape":[...],"data":"..."} */
-static void add_array(api_call *call, const char *name, const char *dtype, uint64_t elements,
-                      reply_array array) {
-    bt_text_add_format(reply_writer_literal(&call->writer),
-                       "\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data\":", name, dtype,
-                       (unsigned long long)elements);
+/* head, the number of elements, and the data up to the end of the array's object. */
+static void add_array(api_call *call, const char *head, uint64_t elements, reply_array array) {
+    bt_text *out = reply_writer_literal(&call->writer);
+    api_add_number(out, head, elements);
+    bt_text_add_string(out, "],\"data\":");
     reply_writer_add_array(&call->writer, REPLY_ARRAY_BASE64, array);
     bt_text_add_string(reply_writer_literal(&call->writer), "}");
 }
@@ -97,29 +98,28 @@ static void add_packed(api_call *call) {
     const reply_range *range = &call->writer.range;
     const uint64_t rows = range->row_to - range->row_from;
     const uint64_t entries = range->entries_to - range->entries_from;
-    reply_writer *writer = &call->writer;
-    bt_text_add_string(reply_writer_literal(writer), "\"output_token_sampling_packed\":{");
-    add_array(call, "lengths", "int32", rows, REPLY_ARRAY_LENGTHS);
-    bt_text_add_string(reply_writer_literal(writer), ",");
-    add_array(call, "token_ids", "int32", entries, REPLY_ARRAY_TOKEN_IDS);
-    bt_text_add_string(reply_writer_literal(writer), ",");
-    add_array(call, "logprobs", "float32", asked->mask_mode == ROW_MASK_SUPPORT ? entries : rows,
-              REPLY_ARRAY_LOGPROBS);
+    add_array(call,
+              "\"output_token_sampling_packed\":{\"lengths\":{\"dtype\":\"int32\",\"shape\":[",
+              rows, REPLY_ARRAY_LENGTHS);
+    add_array(call, ",\"token_ids\":{\"dtype\":\"int32\",\"shape\":[", entries,
+              REPLY_ARRAY_TOKEN_IDS);
+    add_array(call, ",\"logprobs\":{\"dtype\":\"float32\",\"shape\":[",
+              asked->mask_mode == ROW_MASK_SUPPORT ? entries : rows, REPLY_ARRAY_LOGPROBS);
     if (asked->mask_bounded != 0) {
-        bt_text_add_string(reply_writer_literal(writer), ",");
-        add_array(call, "truncated", "uint8", rows, REPLY_ARRAY_TRUNCATED);
-        bt_text_add_string(reply_writer_literal(writer), ",");
-        add_array(call, "support_sizes", "int32", rows, REPLY_ARRAY_SUPPORT_SIZES);
+        add_array(call, ",\"truncated\":{\"dtype\":\"uint8\",\"shape\":[", rows,
+                  REPLY_ARRAY_TRUNCATED);
+        add_array(call, ",\"support_sizes\":{\"dtype\":\"int32\",\"shape\":[", rows,
+                  REPLY_ARRAY_SUPPORT_SIZES);
     }
-    bt_text_add_string(reply_writer_literal(writer), "},");
+    bt_text_add_string(reply_writer_literal(&call->writer), "},");
 }
 
 static void add_mask_lists(api_call *call) {
-    add_list(call, "output_token_sampling_mask", REPLY_MASK);
-    add_list(call, "output_token_sampling_logprobs", REPLY_MASK_LOGPROBS);
+    add_list(call, "\"output_token_sampling_mask\":", REPLY_MASK);
+    add_list(call, "\"output_token_sampling_logprobs\":", REPLY_MASK_LOGPROBS);
     if (call->writer.request->generation.mask_bounded == 0) return;
-    add_list(call, "output_token_sampling_mask_truncated", REPLY_TRUNCATED);
-    add_list(call, "output_token_sampling_support_sizes", REPLY_SUPPORT_SIZES);
+    add_list(call, "\"output_token_sampling_mask_truncated\":", REPLY_TRUNCATED);
+    add_list(call, "\"output_token_sampling_support_sizes\":", REPLY_SUPPORT_SIZES);
 }
 
 /* Without any row the keys are absent, as when no mask was asked for. */
@@ -134,20 +134,20 @@ static void add_masks(api_call *call) {
             add_mask_lists(call);
         }
     }
-    bt_text_add_format(reply_writer_literal(&call->writer),
-                       "\"output_token_sampling_mask_length\":%u,", rows);
-    add_list(call, "output_token_weight_versions", REPLY_WEIGHTS);
+    api_add_number(reply_writer_literal(&call->writer),
+                   "\"output_token_sampling_mask_length\":", rows);
+    add_list(call, ",\"output_token_weight_versions\":", REPLY_WEIGHTS);
 }
 
 /* Several samples have ids of their own. */
 static void add_id(const api_call *call, uint32_t sample, bt_text *out) {
     const api_item *item = api_item_of(call, sample);
-    char id[API_RID_MAX + 16];
-    if (item->sample_count > 1) {
-        snprintf(id, sizeof(id), "%s_%u", item->request->rid, sample - item->first_sample);
-    } else {
-        snprintf(id, sizeof(id), "%s", item->request->rid);
+    char id[API_RID_MAX + API_INDEX_MAX + 16];
+    if (item->sample_count == 1) {
+        add_quoted(out, item->request->rid);
+        return;
     }
+    snprintf(id, sizeof(id), "%s_%u", item->request->rid, sample - item->first_sample);
     add_quoted(out, id);
 }
 
@@ -163,19 +163,19 @@ void api_meta_add(api_call *call, uint32_t sample) {
     add_id(call, sample, out);
     bt_text_add_string(out, ",\"finish_reason\":");
     api_finish_add(call, sample, out);
-    bt_text_add_format(
-        out, ",\"prompt_tokens\":%u,\"weight_version\":\"default\",\"num_retractions\":%u,",
-        call->writer.request->prompt.count, call->samples[sample].retractions);
+    api_add_number(out, ",\"prompt_tokens\":", call->writer.request->prompt.count);
+    api_add_number(out, ",\"weight_version\":\"default\",\"num_retractions\":",
+                   call->samples[sample].retractions);
+    bt_text_add_string(out, ",");
     if (call->writer.request->wants_logprob) add_logprob_lists(call);
     add_masks(call);
     out = reply_writer_literal(&call->writer);
     if (told == API_FINISH_ABORT && call->samples[sample].finish.cap_needed > 0)
         bt_text_add_format(out, "\"sampling_mask_required\":%u,",
                            call->samples[sample].finish.cap_needed);
-    bt_text_add_format(out,
-                       "\"reasoning_tokens\":0,\"completion_tokens\":%u,\"cached_tokens\":%u,"
-                       "\"cached_tokens_details\":null,\"dp_rank\":null,\"e2e_latency\":",
-                       call->writer.range.row_to, api_item_of(call, sample)->cached_tokens);
+    api_add_number(out, "\"reasoning_tokens\":0,\"completion_tokens\":", call->writer.range.row_to);
+    api_add_number(out, ",\"cached_tokens\":", api_item_of(call, sample)->cached_tokens);
+    bt_text_add_string(out, ",\"cached_tokens_details\":null,\"dp_rank\":null,\"e2e_latency\":");
     bt_json_add_double(out, (double)(now_us - call->options.started_us) / 1e6);
     bt_text_add_string(out, ",\"response_sent_to_client_ts\":");
     bt_json_add_double(out, wall_seconds);

@@ -27,9 +27,10 @@ static void add_head(const api_call *call, bt_text *out, bool is_event) {
     bt_text_add_string(out, "{\"id\":");
     bt_json_add_string(out, rid,
                        call->batch.is_list ? api_list_rid_bytes(call->request) : strlen(rid));
-    bt_text_add_format(out,
-                       ",\"object\":\"%s\",\"created\":%lld,\"model\":", object_of(call, is_event),
-                       (long long)call->created_s);
+    bt_text_add_string(out, ",\"object\":\"");
+    bt_text_add_string(out, object_of(call, is_event));
+    api_add_number(out, "\",\"created\":", (uint64_t)call->created_s);
+    bt_text_add_string(out, ",\"model\":");
     add_quoted(out, call->request->model);
     bt_text_add_string(out, ",\"choices\":[");
 }
@@ -61,13 +62,11 @@ static void add_usage(const api_call *call, bt_text *out, uint64_t completion_to
         prompt_tokens += call->items[i].request->prompt.count;
         cached_tokens += call->items[i].cached_tokens;
     }
-    bt_text_add_format(out,
-                       "\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,"
-                       "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%llu},"
-                       "\"reasoning_tokens\":0}",
-                       (unsigned long long)prompt_tokens, (unsigned long long)completion_tokens,
-                       (unsigned long long)(prompt_tokens + completion_tokens),
-                       (unsigned long long)cached_tokens);
+    api_add_number(out, "\"usage\":{\"prompt_tokens\":", prompt_tokens);
+    api_add_number(out, ",\"completion_tokens\":", completion_tokens);
+    api_add_number(out, ",\"total_tokens\":", prompt_tokens + completion_tokens);
+    api_add_number(out, ",\"prompt_tokens_details\":{\"cached_tokens\":", cached_tokens);
+    bt_text_add_string(out, "},\"reasoning_tokens\":0}");
 }
 
 /* Ids, rows and numbers that were asked for beside the text. */
@@ -90,7 +89,8 @@ static void add_extras(api_call *call, uint32_t sample, const api_part *part) {
 }
 
 static void add_choice(api_call *call, uint32_t sample, const api_part *part) {
-    bt_text_add_format(reply_writer_literal(&call->writer), "{\"index\":%u,", sample);
+    api_add_number(reply_writer_literal(&call->writer), "{\"index\":", sample);
+    bt_text_add_string(reply_writer_literal(&call->writer), ",");
     if (call->request->kind == API_COMPLETION) {
         api_completion_add_part(call, part);
     } else {

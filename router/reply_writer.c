@@ -115,6 +115,14 @@ static bool write_ids(reply_writer *writer, bt_text *out, const int32_t *ids, si
     return to == count;
 }
 
+static void add_version(bt_text *out, uint64_t version) {
+    if (version <= INT64_MAX) {
+        bt_json_add_int(out, (int64_t)version);
+    } else {
+        bt_text_add_format(out, "%llu", (unsigned long long)version);
+    }
+}
+
 /* Runs of weights, cut to the rows of the range. */
 static bool write_weights(reply_writer *writer, bt_text *out) {
     const weight_runs *weights = writer->range.weights;
@@ -126,8 +134,11 @@ static bool write_weights(reply_writer *writer, bt_text *out) {
          row < row_to && written < REPLY_ENTRIES; run++, written++) {
         const weight_run *w = &weights->runs[run];
         const uint32_t end = w->row_to < row_to ? w->row_to : row_to;
-        bt_text_add_format(out, "%s[%llu,%u]", row > writer->range.row_from ? "," : "",
-                           (unsigned long long)w->version, end - row);
+        bt_text_add_string(out, row > writer->range.row_from ? ",[" : "[");
+        add_version(out, w->version);
+        bt_text_add(out, ",", 1);
+        bt_json_add_int(out, end - row);
+        bt_text_add(out, "]", 1);
         row = end;
     }
     writer->position = row - writer->range.row_from;

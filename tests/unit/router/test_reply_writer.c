@@ -53,7 +53,7 @@ static void make_row(fixture *f, uint32_t i, uint32_t mode, uint64_t *random) {
                        .support_ids = f->ids[i],
                        .support_logprobs = mode == ROW_MASK_SUPPORT ? f->logprobs[i] : NULL,
                        .support_size = kind % 3 == 1 ? count + size % 100 : count,
-                       .weights_version = next_random(random) % 4 == 0 ? i : 1ull << 40};
+                       .weights_version = next_random(random) % 4 == 0 ? i : UINT64_MAX - 1};
 }
 
 static void set_up(fixture *f, uint64_t memory, uint32_t mode, uint64_t seed) {

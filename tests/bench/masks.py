@@ -24,6 +24,9 @@ PROMPT_TOKENS = 16
 # Of tokens with so many bytes the bytes tell how many there were, finer than complete replies do; below, the text and
 # how many tokens an event has make a difference.
 BYTES_COUNT = 4000
+# Of a row in the stream from decode (proto/row_stream.h), and about what the frame around it takes.
+RECORD_BYTES = 40
+FRAME_BYTES = 50
 WIDE = 1000  # from here on rows are measured with every number of router threads
 # What the sim device logs of its steps: how many, how late they ended, after which pause the next one followed.
 STEPS = re.compile(r"sim: (\d+) steps, .* ended (\d+) us late .* followed after (\d+) us")
@@ -78,6 +81,11 @@ class Row:
             return f"off ({self.tokens} tokens a reply)"
         return f"{self.mode} {self.width}, {self.format}"
 
+    def frame_bytes(self):
+        """From decode to the router, for each token."""
+        numbers = {"off": 0, "selected": 1, "support": 2}[self.mode]
+        return FRAME_BYTES + RECORD_BYTES + 4 * numbers * self.width
+
     def body(self):
         """The fields of a request, but its prompt and its length."""
         fields = {"stream": self.reply == "stream"}
@@ -128,10 +136,6 @@ class Process:
                 spent = int(file.read().split()[0]) * 1e-9
             own, device = own + spent * (not is_device), device + spent * is_device
         return own, device
-
-    def written(self):
-        with open(f"/proc/{self.pid}/io", encoding="ascii") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("wchar:"))
 
 
 def start_cluster(options, threads):
@@ -200,23 +204,20 @@ def check_reply(row, reply):
 
 
 def probe(cluster, row):
-    """Bytes of a reply and of its frames, per token, with nothing else going on. None: no such format."""
-    decode = Process(cluster.pids("decode")[0])
+    """Bytes of a reply, per token, with nothing else going on. None: no such format."""
     cluster.wait_at_rest()
-    before = decode.written()
     body = request_of(row, list(range(PROMPT_TOKENS)), row.tokens)
     reply = cluster.request("POST", "/generate", body, {"Accept": accepted(row)})
-    frames = decode.written() - before
     if not check_reply(row, reply):
         return None
     head = sum(len(name) + len(value) + 4 for name, value in reply.headers.items())
-    return (len(reply.body) + head) / row.tokens, frames / row.tokens
+    return (len(reply.body) + head) / row.tokens
 
 
-def relay(options, reply_bytes, frame_bytes):
+def relay(options, row, reply_bytes):
     """Tokens/s of the bare relay."""
     command = [BENCH / "socket_relay", "--step-us", str(options.step_us), "--window-ms", str(max(200, options.window_ms // 4))]
-    command += ["--frame-bytes", str(max(1, round(frame_bytes * options.batch)))]
+    command += ["--frame-bytes", str(row.frame_bytes() * options.batch)]
     command += ["--reply-bytes", str(max(1, round(reply_bytes * options.batch)))]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)["steps_per_second"] * options.batch
@@ -273,18 +274,17 @@ def rate_of(answer, reply_bytes):
 
 
 def measure_row(options, cluster, row, results):
-    found = probe(cluster, row)
-    if found is None:
+    reply_bytes = probe(cluster, row)
+    if reply_bytes is None:
         results.missing.add(row.format)
         return
-    reply_bytes, frame_bytes = found
     answer, cpu = load(options, cluster, row, reply_bytes)
     rate = rate_of(answer, reply_bytes)
     figures = {
         "rate": rate,
-        "relay": relay(options, reply_bytes, frame_bytes),
+        "relay": relay(options, row, reply_bytes),
         "reply_bytes": reply_bytes,
-        "frame_bytes": frame_bytes,
+        "frame_bytes": row.frame_bytes(),
         "first_byte_ms": answer["first_byte_ms"][0],
         "late_us": answer["late_us"],
         "pause_us": answer["pause_us"],

@@ -52,7 +52,7 @@ def parse():
     parser.add_argument("--formats", type=words, default=["json", "packed", "safetensors"])
     parser.add_argument("--replies", type=words, default=["whole", "stream"])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
-    parser.add_argument("--tokens", type=int, default=0, help="of a reply; 0: 128, and 48 of the widest rows")
+    parser.add_argument("--tokens", type=int, default=0, help="of a reply; 0: 128, and 32 of the widest rows")
     parser.add_argument("--warmup-ms", type=int, default=2200)
     parser.add_argument("--window-ms", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=1)
@@ -101,7 +101,7 @@ def rows_of(options, threads):
     is_first = threads == options.threads[0]
     rows = []
     for reply in options.replies:
-        lengths = {width: options.tokens or (128 if width <= 1000 else 48) for width in options.widths}
+        lengths = {width: options.tokens or (128 if width <= WIDE else 32) for width in options.widths}
         widths = [width for width in options.widths if is_first or width >= min(WIDE, max(options.widths))]
         for tokens in sorted({lengths[width] for width in widths}, reverse=True):
             rows.append(Row(threads, reply, "off", 0, "", tokens))
@@ -223,6 +223,14 @@ def relay(options, row, reply_bytes):
     return json.loads(done.stdout)["steps_per_second"] * options.batch
 
 
+def replies_of(row, connections, reply_bytes):
+    """At least so many belong to the window. When whole replies are large, decode runs ahead until the router has all
+    of them and then waits: nothing shorter than a reply of each connection says what goes through on average."""
+    if reply_bytes < BYTES_COUNT:
+        return 2
+    return connections if row.reply == "whole" and row.width > WIDE else 0
+
+
 class Steps:
     """What the decode worker's device logs from now on."""
 
@@ -247,7 +255,7 @@ def load(options, cluster, row, reply_bytes):
         command = [BENCH / "load_client", "--address", f"{cluster.host}:{cluster.port}", "--bodies", bodies.name]
         command += ["--connections", connections, "--restart", connections, "--accept", accepted(row)]
         command += ["--warmup-ms", options.warmup_ms, "--window-ms", options.window_ms]
-        command += ["--replies", 0 if reply_bytes >= BYTES_COUNT else 2]
+        command += ["--replies", replies_of(row, connections, reply_bytes)]
         with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as client:
             client.stdout.readline()
             steps = Steps(cluster)

@@ -8,13 +8,21 @@ static void add_list(reply_writer *writer, const char *before, reply_piece_kind 
     reply_writer_add(writer, kind);
 }
 
+/* The prompt is repeated with the first part of a choice. Where its log-probabilities should be
+ * there and are lost the choice failed, and what is left of it goes without. */
+static bool is_echo_due(const reply_writer *writer, const api_part *part) {
+    const bool has_lists =
+        !writer->request->wants_logprob || prompt_logprobs_is_complete(writer->prompt);
+    return part->is_first && writer->request->echoes && has_lists;
+}
+
 void api_completion_add_part(api_call *call, const api_part *part) {
     reply_writer *writer = &call->writer;
     if (part->kind == API_PART_FINISH) {
         bt_text_add_string(reply_writer_literal(writer), "\"text\":\"\",\"logprobs\":null,");
         return;
     }
-    if (part->is_first && writer->request->echoes) reply_writer_echo(writer);
+    if (is_echo_due(writer, part)) reply_writer_echo(writer);
     add_list(writer, "\"text\":", REPLY_TEXT);
     bt_text_add_string(reply_writer_literal(writer), ",\"logprobs\":");
     if (!writer->request->wants_logprob) {

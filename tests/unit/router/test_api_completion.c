@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/fault.h"
 #include "tests/unit/router/api_fixture.h"
 
 #define HEAD                                                                                       \
@@ -420,6 +421,62 @@ static void test_failures_of_a_list(void **state) {
     }
 }
 
+/* The second prompt's scores never come: its rows are told without, and its end is a failure. */
+static void test_a_list_whose_scores_are_lost(void **state) {
+    api_fixture *f = *state;
+    for (int i = 0; i < 4; i++) {
+        const int rows = i % 2;
+        ask(f, i < 2 ? "{" TWO ",\"echo\":true,\"logprobs\":0,\"return_meta_info\":true}"
+                     : "{" TWO ",\"echo\":true,\"logprobs\":0,\"return_meta_info\":true,"
+                       "\"stream\":true}");
+        api_fixture_sample_row(f, 0, 'a', -0.5f);
+        if (rows == 1) api_fixture_sample_row(f, 1, 'b', -0.25f);
+        api_fixture_length(f);
+        assert_int_equal(f->status, 200);
+        assert_int_equal(f->end_count, 1);
+        const char *body = api_fixture_body(f);
+        assert_non_null(strstr(body, "{\"index\":0,\"text\":\"Ha\","));
+        assert_non_null(strstr(body, "log-probabilities of the prompt were lost"));
+        assert_null(strstr(body, "i!"));
+        assert_int_equal(strstr(body, "{\"index\":1,\"text\":\"b\",") != NULL, rows);
+        assert_non_null(strstr(body, "\"finish_reason\":\"abort\""));
+    }
+}
+
+#ifdef BT_FAULT
+static void run_out_of_memory(api_fixture *f, const char *body) {
+    static const float SCORES[] = {-1.5f, -2.5f};
+    bool was_reached = true;
+    for (uint64_t nth = 1; was_reached; nth++) {
+        assert_true(nth < 1000);
+        bt_fault_set(BT_FAULT_ALLOC, nth);
+        const bool is_waiting = api_fixture_ask(f, API_COMPLETION, body);
+        for (uint32_t i = 0; is_waiting && i < 80; i++) {
+            api_fixture_sample_row(f, i % 2, 66, -1);
+        }
+        if (is_waiting) api_fixture_item_prompt(f, 1, 1, SCORES, 2);
+        if (is_waiting) api_fixture_length(f);
+        was_reached = bt_fault_visits(BT_FAULT_ALLOC) >= nth;
+        bt_fault_set(BT_FAULT_ALLOC, 0);
+        assert_int_equal(f->end_count + f->cut_count, 1);
+        if (!was_reached) assert_int_equal(f->status, 200);
+    }
+}
+
+static void test_out_of_memory(void **state) {
+    api_fixture *f = *state;
+    assert_non_null(bt_text_reserve(&f->body, 1 << 20)); /* the fixture's own */
+    for (int i = 0; i < 4; i++) {
+        char body[256];
+        snprintf(body, sizeof(body),
+                 "{\"prompt\":%s,\"echo\":true,\"logprobs\":0,\"stop\":\"x\"%s}",
+                 i < 2 ? "[[72],[105,33,34]]" : "[\"a\",\"\\u20ac\"]",
+                 i % 2 == 0 ? "" : ",\"stream\":true");
+        run_out_of_memory(f, body);
+    }
+}
+#endif
+
 /* ---- bodies ---------------------------------------------------------------------------------- */
 
 typedef struct refusal {
@@ -590,6 +647,10 @@ int main(void) {
         CASE(test_a_list),
         CASE(test_a_list_with_echoes),
         CASE(test_failures_of_a_list),
+        CASE(test_a_list_whose_scores_are_lost),
+#ifdef BT_FAULT
+        CASE(test_out_of_memory),
+#endif
         CASE(test_refusals),
         CASE(test_odd_but_accepted),
     };

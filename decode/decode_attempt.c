@@ -73,6 +73,7 @@ decode_attempt *decode_admit(decode_core *core, const proto_reserve *reserve, xf
     decode_attempt *a = take_record(core);
     a->id = reserve->attempt;
     a->generation = reserve->generation;
+    a->emission_rows = reserve->emission_rows;
     a->prefill = prefill;
     a->prompt_tokens = reserve->prompt_tokens;
     a->live = reserve->generation.samples;

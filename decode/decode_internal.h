@@ -89,6 +89,7 @@ typedef struct decode_sample {
     uint32_t recomputes;
 
     /* The row stream. */
+    uint32_t due_rows; /* pushed, that wait for no others */
     uint64_t sent_bytes;
     uint64_t credit_bytes; /* UINT64_MAX: never withheld */
     proto_finish finish;
@@ -105,6 +106,7 @@ struct decode_attempt {
     uint64_t deadline_us; /* of the handoff and of the words */
     proto_attempt id;
     proto_generation generation;
+    uint32_t emission_rows;
     xfer_peer prefill;
     uint32_t prompt_tokens;
     uint32_t cached_tokens;

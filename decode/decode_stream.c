@@ -90,11 +90,24 @@ static bool has_stream(const decode_sample *s) {
     return false;
 }
 
+/* Rows wait for each other only while more are on their way and the queue is less than half
+ * full. */
+static bool is_due(const decode_core *core, decode_sample *s) {
+    const uint32_t pushed = row_queue_pushed(s->queue);
+    const uint32_t taken = row_queue_taken(s->queue);
+    if (s->state != DECODE_RUNNING || s->lacks_room) return true;
+    if (taken > s->due_rows) s->due_rows = taken;
+    if (s->due_rows == 0 || pushed - s->due_rows >= s->attempt->emission_rows ||
+        row_queue_bytes(s->queue) >= queue_bytes_max(core, &s->attempt->generation) / 2)
+        s->due_rows = pushed;
+    return taken < s->due_rows;
+}
+
 /* Sends at most one frame; true when one was sent. May release the sample. */
 static bool pump(decode_core *core, decode_sample *s) {
     const bool is_draining = s->state == DECODE_DRAINING;
     row_slice rows = {.count = 0};
-    if (!has_stream(s)) return false;
+    if (!has_stream(s) || !is_due(core, s)) return false;
     const uint64_t credit = s->credit_bytes;
     const size_t most = credit < PROTO_FRAME_PAYLOAD_MAX ? (size_t)credit : PROTO_FRAME_PAYLOAD_MAX;
     const bool has_rows = most > 0 && row_queue_take(s->queue, most, &rows);

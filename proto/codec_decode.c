@@ -205,6 +205,7 @@ static void get_reserve(decoding *d, const Baton__Reserve *r, proto_reserve *out
     out->prompt_tokens = r->prompt_tokens;
     out->deadline_ms = r->deadline_ms;
     out->credit_bytes = r->credit_bytes;
+    out->emission_rows = r->emission_rows;
     get_generation(d, r->generation, &out->generation);
 }
 

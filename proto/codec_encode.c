@@ -190,6 +190,7 @@ static void put_reserve(encoding *e, const proto_reserve *r) {
     e->reserve.prompt_tokens = r->prompt_tokens;
     e->reserve.deadline_ms = r->deadline_ms;
     e->reserve.credit_bytes = r->credit_bytes;
+    e->reserve.emission_rows = r->emission_rows;
     e->reserve.generation = put_generation(e, &r->generation);
     e->frame.reserve = &e->reserve;
 }

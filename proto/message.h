@@ -230,6 +230,9 @@ typedef struct proto_reserve {
     uint32_t prompt_tokens;
     uint32_t deadline_ms;  /* until the row and all KV are proven */
     uint64_t credit_bytes; /* first window of each row stream; UINT64_MAX = never withheld */
+    /* Rows of a sample that may wait for each other, to go in fewer frames: the first row, a
+     * finish and what has become many bytes never wait. 0 and 1: none does. */
+    uint32_t emission_rows;
     proto_generation generation;
 } proto_reserve;
 

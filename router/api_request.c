@@ -224,3 +224,8 @@ bool api_batch_read(const api_body *body, const api_settings *settings, const ap
     api_batch_fini(out);
     return false;
 }
+
+uint32_t api_request_emission_rows(const api_request *request) {
+    if (request->stop_count > 0) return 1;
+    return request->streams ? request->stream_interval : API_EMISSION_ROWS;
+}

@@ -29,6 +29,7 @@ enum {
     API_MAX_NEW_DEFAULT = 128, /* /generate without max_new_tokens */
     API_TOP_LOGPROBS_MAX = 20, /* OpenAI's, of each token of chat and completions */
     API_TEXT_MAX = 1 << 30,    /* of any one growing text */
+    API_EMISSION_ROWS = 50,    /* of a reply that is sent when complete */
     API_INDEX_MAX = 11,    /* bytes of what tells an item's id from the others', "_" and a number */
     API_BATCH_SAMPLES = 8, /* --batch-max times so many samples in one batch */
 };
@@ -136,5 +137,9 @@ typedef struct api_body {
 BT_MUST_CHECK bool api_batch_read(const api_body *body, const api_settings *settings,
                                   const api_model *model, api_batch *out, api_failure *failure_out);
 void api_batch_fini(api_batch *batch);
+/* Rows of a sample that decode may send together (proto_reserve): no fewer frames than events. A
+ * stop string ends a sample here, so where there are any decode draws as little as possible for
+ * nothing. */
+uint32_t api_request_emission_rows(const api_request *request);
 
 #endif

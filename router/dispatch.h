@@ -51,7 +51,8 @@ typedef struct dispatch_request {
     /* true: the row stream's credit is granted only by dispatch_grant (a streaming reply); false:
      * it is never withheld (a reply that is sent when complete). */
     bool is_credited;
-    uint32_t timeout_ms; /* of the whole request; 0 = the option's default */
+    uint32_t emission_rows; /* of proto_reserve */
+    uint32_t timeout_ms;    /* of the whole request; 0 = the option's default */
 } dispatch_request;
 
 /* How a sample, or a whole request, ended. */

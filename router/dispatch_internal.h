@@ -129,6 +129,7 @@ struct request {
     uint32_t prompt_tokens;
     proto_generation generation;
     bool is_credited;
+    uint32_t emission_rows;
     uint64_t submitted_us, deadline_us;
     request *all_prev, *all_next;     /* every live request */
     request *queue_prev, *queue_next; /* QUEUED only, by order */

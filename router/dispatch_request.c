@@ -119,6 +119,7 @@ bt_status dispatch_request_submit(dispatch *d, const dispatch_request *from, bt_
     r->prompt_tokens = from->prompt_tokens;
     r->generation = from->generation;
     r->is_credited = from->is_credited;
+    r->emission_rows = from->emission_rows;
     r->submitted_us = d->now_us;
     const uint32_t timeout_ms =
         from->timeout_ms == 0 ? d->options.request_timeout_ms : from->timeout_ms;

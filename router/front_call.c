@@ -258,6 +258,7 @@ static void fill_flow(front_call *call, uint32_t item, control_sample *samples) 
         .prompt_tokens = request->prompt.count,
         .generation = request->generation,
         .is_credited = request->streams,
+        .emission_rows = api_request_emission_rows(request),
     };
 }
 

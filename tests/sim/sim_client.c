@@ -205,6 +205,7 @@ void sim_client_add(sim *s, uint64_t at_us, bool is_probe) {
     c->request.id = s->client_count;
     c->request.prompt_tokens = 1 + (uint32_t)sim_random(s, o->prompt_tokens_max);
     c->request.is_credited = sim_random(s, 2) == 0;
+    c->request.emission_rows = (uint32_t)(c->request.id % 60);
     c->is_slow = !is_probe && sim_chance(s, o->slow_reader_permille);
     if (!is_probe && sim_chance(s, o->short_timeout_permille)) {
         c->request.timeout_ms = 1 + (uint32_t)sim_random(s, 2000);

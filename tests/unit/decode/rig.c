@@ -375,6 +375,7 @@ bt_status rig_reserve(rig *r, rig_attempt *a, uint64_t credit) {
                                                .prompt_tokens = a->prompt_tokens,
                                                .deadline_ms = RIG_DEADLINE_MS,
                                                .credit_bytes = credit,
+                                               .emission_rows = (uint32_t)(a->id.counter % 5),
                                                .generation = a->generation}};
     a->answer = (proto_reservation){.status = 1};
     say(r, PROTO_LANE_CONTROL, &message);

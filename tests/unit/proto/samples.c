@@ -173,6 +173,7 @@ static void set_router_message(proto_message *m) {
         m->reserve.prompt_tokens = 1000;
         m->reserve.deadline_ms = 60000;
         m->reserve.credit_bytes = UINT64_MAX;
+        m->reserve.emission_rows = 50;
         set_generation(&m->reserve.generation);
         return;
     case PROTO_RUN:

@@ -392,6 +392,7 @@ proto_reservation world_reserve(world *w, proto_attempt attempt, uint32_t prompt
                                                .prompt_tokens = prompt_tokens,
                                                .deadline_ms = 5000,
                                                .credit_bytes = credit,
+                                               .emission_rows = w->options.emission_rows,
                                                .generation = *generation}};
     world_say(w, &w->decode, PROTO_LANE_CONTROL, &message);
     proto_message answer;

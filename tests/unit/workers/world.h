@@ -37,6 +37,7 @@ typedef struct world_options {
     uint32_t prompts_max; /* of one step of prefill */
     bool has_prefix_cache;
     uint64_t weights_version; /* of the router's welcome */
+    uint32_t emission_rows;   /* of every reservation */
 } world_options;
 
 typedef struct world_sent {

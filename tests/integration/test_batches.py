@@ -1,7 +1,9 @@
 """Lists of prompts on /generate: every item as if it had been sent alone, in order, with failures of its own."""
 
+import base64
 import http.client
 import json
+import struct
 
 from harness import Cluster, case, check, check_rows, equal, run_cases, tiny_model
 
@@ -108,6 +110,49 @@ def streams_mix_and_tell_whose_an_event_is():
         check(n >= last[index]["meta_info"]["completion_tokens"] if index in last else True, "tokens go back")
         last[index] = event
     equal([plain(last[i]) for i in range(4)], [plain(item) for item in whole])
+
+
+def tensors_of(body):
+    """Name and values of each tensor of a safetensors file; reply_json is parsed."""
+    size = int.from_bytes(body[:8], "little")
+    head = json.loads(body[8 : 8 + size])
+    out = {}
+    for name, entry in head.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        data = body[8 + size + begin : 8 + size + end]
+        kind = {"I32": "i", "F32": "f", "U8": "B"}[entry["dtype"]]
+        out[name] = list(struct.unpack(f"<{(end - begin) // struct.calcsize(kind)}{kind}", data))
+    return {**out, "reply_json": json.loads(bytes(out["reply_json"]))}
+
+
+@case
+def a_batch_as_tensors_and_packed():
+    fields = dict(input_ids=PROMPTS[:3], sampling_params=[sample(11, n=2), sample(12), sample(13)], rid="r",
+                  return_sampling_mask=[True, False, True], sampling_logprobs_mode="support")
+    whole = ask(**fields)
+    reply = cluster.request("POST", "/generate", fields, headers={"Accept": "application/x-safetensors"})
+    equal(reply.status, 200, reply.body[:300])
+    tensors = tensors_of(reply.body)
+    equal(ids(tensors["reply_json"]), ids(whole))
+    for i, item in enumerate(whole):
+        equal(tensors[f"{i}.output_ids"], item["output_ids"])
+        rows = item["meta_info"].get("output_token_sampling_mask")
+        equal(f"{i}.sampling_mask_lengths" in tensors, rows is not None, f"sample {i}")
+        if rows is None:
+            continue
+        equal(tensors[f"{i}.sampling_mask_lengths"], [len(row) for row in rows])
+        equal(tensors[f"{i}.sampling_mask_token_ids"], [i for row in rows for i in row])
+        equal(tensors[f"{i}.sampling_logprobs"],
+              [x for row in item["meta_info"]["output_token_sampling_logprobs"] for x in row])
+    mixed = ask(**fields, sampling_mask_format=["packed", None, "json"])
+    for i, item in enumerate(mixed):
+        equal("output_token_sampling_packed" in item["meta_info"], i < 2, f"sample {i}")
+        packed = item["meta_info"].get("output_token_sampling_packed")
+        if packed:
+            flat = base64.b64decode(packed["token_ids"]["data"])
+            equal(list(struct.unpack(f"<{len(flat) // 4}i", flat)), tensors[f"{i}.sampling_mask_token_ids"])
 
 
 @case

@@ -541,6 +541,95 @@ static void test_many_items(void **state) {
     bt_text_fini(&body);
 }
 
+/* ---- any order ------------------------------------------------------------------------------- */
+
+enum { ITEMS = 3, SAMPLES = 5 };
+
+typedef struct history {
+    uint64_t random;
+    char texts[SAMPLES][64]; /* fed so far */
+    bool has_ended[SAMPLES];
+} history;
+
+static uint32_t roll(history *h, uint32_t below) {
+    h->random = h->random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(h->random >> 33) % below;
+}
+
+/* A token or the end of some sample, with it perhaps of its item; or room for the client. */
+static void step(api_fixture *f, history *h) {
+    const uint32_t sample = roll(h, SAMPLES);
+    const uint32_t item = f->call.samples[sample].item;
+    const size_t used = strlen(h->texts[sample]);
+    if (roll(h, 3) == 0) {
+        f->room = roll(h, 2) * (1 + roll(h, 600));
+        api_call_on_room(&f->call);
+    }
+    if (h->has_ended[sample]) return;
+    if (used < 40 && roll(h, 12) != 0) {
+        h->texts[sample][used] = (char)('a' + roll(h, 3)); /* "ab" may be a stop string's start */
+        api_fixture_sample_text(f, sample, h->texts[sample] + used);
+    } else {
+        h->has_ended[sample] = true;
+        api_fixture_sample_length(f, sample);
+    }
+    const uint32_t first = f->call.items[item].first_sample;
+    bool is_over = !f->call.items[item].has_ended;
+    for (uint32_t i = 0; i < f->call.items[item].sample_count; i++) {
+        is_over = is_over && h->has_ended[first + i];
+    }
+    if (is_over) api_fixture_item_length(f, item);
+}
+
+static void check_history(const api_fixture *f, const history *h, bool is_incremental) {
+    char told[SAMPLES][64] = {{0}};
+    bool has_end[SAMPLES] = {false};
+    char *body = strdup(api_fixture_body(f));
+    char *rest = body;
+    for (char *event; (event = strtok_r(rest, "\n", &rest)) != NULL;) {
+        json_t *reply = json_loads(event + 6, 0, NULL);
+        if (reply == NULL) continue; /* [DONE] */
+        const json_int_t index = json_integer_value(json_object_get(reply, "index"));
+        const json_t *meta = json_object_get(reply, "meta_info");
+        assert_true(index < SAMPLES && !has_end[index]);
+        if (!is_incremental) told[index][0] = 0;
+        strcat(told[index], json_string_value(json_object_get(reply, "text")));
+        has_end[index] = !json_is_null(json_object_get(meta, "finish_reason"));
+        json_decref(reply);
+    }
+    free(body);
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        assert_true(has_end[i]);
+        assert_string_equal(told[i], h->texts[i]);
+        assert_true(f->granted[i] <= strlen(told[i]) * ROW_RECORD_HEADER_BYTES);
+    }
+}
+
+/* Whatever comes in which order, and however slowly the client reads: nothing is lost or repeated,
+ * and the last event of each sample comes. */
+static void test_any_order(void **state) {
+    api_fixture *f = *state;
+    for (uint32_t seed = 0; seed < 400; seed++) {
+        history h = {.random = seed};
+        f->settings.is_incremental = seed % 2 == 1;
+        assert_true(api_fixture_ask(
+            f, API_GENERATE,
+            "{\"stream\":true,\"input_ids\":[[1],[2],[3]],\"sampling_params\":[{\"n\":2,\"stop\":"
+            "\"abX\"},{\"stream_interval\":3},{\"n\":2}]}"));
+        assert_int_equal(f->call.batch.count, ITEMS);
+        while (!f->call.has_ended) {
+            step(f, &h);
+        }
+        for (unsigned turns = 0; f->end_count == 0; turns++) {
+            if (turns == 1000) fail_msg("seed %u: the answer does not end", seed);
+            f->room = 1 + roll(&h, 600);
+            api_call_on_room(&f->call);
+        }
+        assert_int_equal(f->cancel_count, 0);
+        check_history(f, &h, f->settings.is_incremental);
+    }
+}
+
 #ifdef BT_FAULT
 static void run_out_of_memory(api_fixture *f, const char *body) {
     bool was_reached = true;
@@ -590,6 +679,7 @@ int main(void) {
         CASE(test_prompt_logprobs_of_one_item),
         CASE(test_prompt_logprobs_that_never_come),
         CASE(test_many_items),
+        CASE(test_any_order),
 #ifdef BT_FAULT
         CASE(test_out_of_memory),
 #endif

@@ -12,8 +12,9 @@
 #include "proto/codec.h"
 #include "proto/row_stream.h"
 #include "router/dispatch.h"
+#include "tests/fuzz/row_rules.h"
 
-enum { LINKS = 8, REQUESTS = 16, ROUTER = 7, VOCAB = 100 };
+enum { LINKS = 8, REQUESTS = 16, ROUTER = 7, VOCAB = 100, CAP = 8 };
 
 typedef struct history {
     const uint8_t *at, *end;
@@ -29,6 +30,28 @@ typedef struct history {
 
 static uint8_t take(history *h) {
     return h->at < h->end ? *h->at++ : 0;
+}
+
+/* What request `which` asks for: masks with bit 1 of its index, bounded with bit 2 besides,
+ * log-probabilities with bit 3. */
+static proto_generation generation_of(uint32_t which) {
+    return (proto_generation){.temperature = 1.0f,
+                              .top_p = 1.0f,
+                              .top_k = 1,
+                              .repetition_penalty = 1.0f,
+                              .mask_mode = which & 2 ? 1 + (which & 1) : 0,
+                              .mask_bounded = (which & 6) == 6,
+                              .wants_logprob = which >> 3,
+                              .wants_prompt_logprobs = which >> 3};
+}
+
+static row_expectation expectation_of(uint64_t request) {
+    const proto_generation g = generation_of((uint32_t)request - 1);
+    return (row_expectation){.cap = CAP,
+                             .mask_mode = g.mask_mode,
+                             .mask_bounded = g.mask_bounded,
+                             .has_logprob = g.wants_logprob,
+                             .vocab_size = VOCAB};
 }
 
 /* ---- ops ------------------------------------------------------------------------------------- */
@@ -64,9 +87,10 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
     for (uint32_t i = 0; i < rows->count; i++) {
         token_row row;
         size_t used = 0;
-        BT_ASSERT(row_record_decode(records, bytes, 8, &row, &used) == BT_OK);
+        const row_expectation expect = expectation_of(request);
+        BT_ASSERT(row_record_decode(records, bytes, CAP, &row, &used) == BT_OK);
         BT_ASSERT(used > 0);
-        BT_ASSERT(row.token < VOCAB);
+        BT_ASSERT(row_rules_hold(&expect, &row));
         records += used;
         bytes -= used;
     }
@@ -90,6 +114,8 @@ static void on_sample_end(void *context, uint64_t request, uint32_t sample,
     BT_ASSERT(sample < h->samples[request - 1]);
     BT_ASSERT((h->ended[request - 1] >> sample & 1) == 0);
     BT_ASSERT(end->status == BT_OK || end->text[0] != '\0');
+    BT_ASSERT(end->cap_needed == 0 || end->status == BT_ERR_REQUEST_OVERFLOW);
+    BT_ASSERT(end->cap_needed == 0 || (end->cap_needed > CAP && end->cap_needed <= VOCAB));
     h->ended[request - 1] |= (uint8_t)(1u << sample);
 }
 
@@ -156,9 +182,39 @@ static const bt_status statuses[] = {
     BT_ERR_PEER_GONE,
 };
 
+/* Records as a decode worker makes them, from the bytes at payload [count], in their place; the
+ * bytes they take. */
+static size_t put_records(uint8_t *payload, size_t count, uint32_t has_logprob,
+                          uint32_t mask_mode) {
+    static uint8_t records[16 * 1024];
+    size_t used = 0;
+    for (size_t k = 0; k < count / ROW_RECORD_HEADER_BYTES; k++) {
+        const uint8_t *from = payload + ROW_RECORD_HEADER_BYTES * k;
+        int32_t ids[CAP + 1];
+        float logprobs[CAP + 1];
+        for (int32_t n = 0; n <= CAP; n++) {
+            ids[n] = from[0] % VOCAB + n;
+            logprobs[n] = -(float)n;
+        }
+        const uint32_t support = mask_mode == 0 ? 0 : 1 + from[1] % (CAP + 1);
+        const token_row row = {.token = ids[0],
+                               .mask_mode = mask_mode,
+                               .has_logprob = has_logprob,
+                               .support_count = support,
+                               .support_size = support + (from[2] >= 0x80 ? from[3] : 0u),
+                               .weights_version = from[4],
+                               .support_ids = ids,
+                               .support_logprobs = mask_mode == ROW_MASK_SUPPORT ? logprobs : NULL};
+        row_record_encode(&row, records + used);
+        used += row_record_bytes(token_row_widths(&row));
+    }
+    memcpy(payload, records, used);
+    return used;
+}
+
 static void say_of_attempt(history *h, int i, proto_kind kind) {
     static proto_message m;
-    static _Alignas(16) uint8_t payload[512];
+    static _Alignas(16) uint8_t payload[2048];
     const proto_attempt attempt = {.router_incarnation = ROUTER, .counter = take(h)};
     const bt_status status = statuses[take(h) % 8];
     memset(&m, 0, sizeof m);
@@ -172,6 +228,7 @@ static void say_of_attempt(history *h, int i, proto_kind kind) {
     } else if (kind == PROTO_PREFILL_DONE) {
         m.prefill_done.attempt = attempt;
         m.prefill_done.status = status;
+        m.prefill_done.cap_needed = (uint32_t)attempt.counter;
     } else if (kind == PROTO_PROMPT_LOGPROBS) {
         m.prompt_logprobs.attempt = attempt;
         m.prompt_logprobs.first_position = take(h);
@@ -179,21 +236,18 @@ static void say_of_attempt(history *h, int i, proto_kind kind) {
         m.payload = payload;
         m.payload_bytes = m.prompt_logprobs.count * sizeof(float);
     } else {
-        const uint8_t count = take(h), finish = take(h) % 4;
+        const uint8_t wanted = take(h), finish = take(h) % 4;
+        size_t count = wanted;
         const uint8_t where = take(h);
         const uint32_t has_logprob = where >> 7;
         m.chunk.sample = where % 4;
         for (size_t k = 0; k < count; k++)
             payload[k] = take(h);
-        if (count % ROW_RECORD_HEADER_BYTES == 0) {
-            for (size_t k = 0; k < count / ROW_RECORD_HEADER_BYTES; k++)
-                row_record_encode(
-                    &(token_row){.token = payload[ROW_RECORD_HEADER_BYTES * k] % VOCAB,
-                                 .has_logprob = has_logprob},
-                    payload + ROW_RECORD_HEADER_BYTES * k);
-        }
+        if (count % ROW_RECORD_HEADER_BYTES == 0)
+            count = put_records(payload, count, has_logprob, where >> 4 & 3);
         m.chunk.attempt = attempt;
-        m.chunk.offset = take(h) * (uint64_t)ROW_RECORD_HEADER_BYTES;
+        m.chunk.offset = take(h) * UINT64_C(4);
+        m.chunk.cap_needed = where;
         m.chunk.finish = (proto_finish)finish;
         m.chunk.status = finish == PROTO_FINISH_ERROR ? status : BT_OK;
         m.chunk.rows_total = take(h);
@@ -237,21 +291,16 @@ static void submit(history *h) {
     static const int32_t prompt[256];
     bt_error error;
     const uint8_t which = take(h) % REQUESTS;
-    const dispatch_request request = {
+    dispatch_request request = {
         .id = which + 1u,
         .words = prompt,
         .prompt_tokens = take(h),
-        .generation = {.max_new_tokens = take(h),
-                       .temperature = 1.0f,
-                       .top_p = 1.0f,
-                       .top_k = 1,
-                       .repetition_penalty = 1.0f,
-                       .samples = 1 + take(h) % 3,
-                       .wants_logprob = which >> 3,
-                       .wants_prompt_logprobs = which >> 3},
+        .generation = generation_of(which),
         .is_credited = which & 1,
         .timeout_ms = take(h) * 100u,
     };
+    request.generation.max_new_tokens = take(h);
+    request.generation.samples = 1 + take(h) % 3;
     if (h->is_live[which]) return;
     h->samples[which] = request.generation.samples;
     h->ended[which] = 0;
@@ -299,7 +348,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     static history h;
     dispatch_options options = {.incarnation = ROUTER,
                                 .host = "r",
-                                .record = {.sampling_mask_max_tokens = 8, .kv_checksum = 1},
+                                .record = {.sampling_mask_max_tokens = CAP, .kv_checksum = 1},
                                 .requests_max = REQUESTS,
                                 .request_timeout_ms = 30000,
                                 .seed = 1};

@@ -216,6 +216,7 @@ static void expect(world *w, int index) {
         .page_count = ATTEMPT_PAGES,
         .pages = w->pages_of[index],
         .mask_mode = ROW_MASK_SELECTED,
+        .mask_bounded = (uint32_t)index,
         .deadline_us = w->now_us + 100,
     };
     if (handoff_receiver_expect(w->receiver, &offer) == BT_OK) {
@@ -283,6 +284,7 @@ static void send_row(world *w, reader *r, int index) {
         .slot_generation = header.slot.generation,
         .writer_incarnation = peer.incarnation,
         .support_count = shape >> 2 & 7,
+        .cap_needed = (shape >> 2 & 7) + (shape >= 0xc0 && shape < 0xe0 ? take(r) : 0u),
         .chunk_count = chunks,
         .page_count = ATTEMPT_PAGES,
         .kv_bytes = ATTEMPT_PAGES * PAGE_BYTES,

@@ -182,11 +182,12 @@ static const bt_status statuses[] = {
     BT_ERR_PEER_GONE,
 };
 
-/* Records as a decode worker makes them, from the bytes at payload [count], in their place; the
- * bytes they take. */
+/* Records as a decode worker makes them, from the bytes at payload [count], in their place, and
+ * what is less than a header as it is; the bytes they take. */
 static size_t put_records(uint8_t *payload, size_t count, uint32_t has_logprob,
                           uint32_t mask_mode) {
     static uint8_t records[16 * 1024];
+    const size_t rest = count % ROW_RECORD_HEADER_BYTES;
     size_t used = 0;
     for (size_t k = 0; k < count / ROW_RECORD_HEADER_BYTES; k++) {
         const uint8_t *from = payload + ROW_RECORD_HEADER_BYTES * k;
@@ -208,8 +209,9 @@ static size_t put_records(uint8_t *payload, size_t count, uint32_t has_logprob,
         row_record_encode(&row, records + used);
         used += row_record_bytes(token_row_widths(&row));
     }
-    memcpy(payload, records, used);
-    return used;
+    memcpy(records + used, payload + count - rest, rest);
+    memcpy(payload, records, used + rest);
+    return used + rest;
 }
 
 static void say_of_attempt(history *h, int i, proto_kind kind) {
@@ -243,8 +245,7 @@ static void say_of_attempt(history *h, int i, proto_kind kind) {
         m.chunk.sample = where % 4;
         for (size_t k = 0; k < count; k++)
             payload[k] = take(h);
-        if (count % ROW_RECORD_HEADER_BYTES == 0)
-            count = put_records(payload, count, has_logprob, where >> 4 & 3);
+        if ((where & 4) == 0) count = put_records(payload, count, has_logprob, where >> 4 & 3);
         m.chunk.attempt = attempt;
         m.chunk.offset = take(h) * UINT64_C(4);
         m.chunk.cap_needed = where;

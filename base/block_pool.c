@@ -9,7 +9,7 @@
 #include "base/mem.h"
 
 enum {
-    STEPS = 4, /* sizes between two powers of two */
+    STEPS = 8, /* sizes between two powers of two */
     DOUBLINGS = 18,
     CLASSES = STEPS * DOUBLINGS, /* up to 1 KiB << 18 */
     CLASS_NONE = CLASSES,        /* larger blocks are not kept */
@@ -34,15 +34,15 @@ static size_t class_bytes(uint32_t size_class) {
 /* The smallest class that holds `bytes`. */
 static uint32_t class_of(size_t bytes) {
     if (bytes <= BT_BLOCK_BYTES_MIN) return 0;
-    /* The highest bit of bytes - 1 says the doubling, the two below it the step. */
+    /* The highest bit of bytes - 1 says the doubling, the three below it the step. */
     const uint32_t bit = 63u - (uint32_t)__builtin_clzll(bytes - 1);
     const uint32_t doubling = bit - 10;
-    const uint32_t step = (uint32_t)((bytes - 1) >> (bit - 2)) & (STEPS - 1);
+    const uint32_t step = (uint32_t)((bytes - 1) >> (bit - 3)) & (STEPS - 1);
     const uint32_t size_class = doubling * STEPS + step + 1;
     return size_class < CLASSES ? size_class : CLASS_NONE;
 }
 
-_Static_assert(BT_BLOCK_BYTES_MIN == 1 << 10 && STEPS == 4, "class_of counts bits");
+_Static_assert(BT_BLOCK_BYTES_MIN == 1 << 10 && STEPS == 8, "class_of counts bits");
 
 bt_status bt_block_pool_create(const bt_block_pool_options *options, bt_block_pool **out) {
     bt_block_pool *pool = bt_calloc(1, sizeof *pool);

@@ -7,8 +7,8 @@
  * The pool may be destroyed while blocks are out: they stay valid until their last release.
  *
  * Bounded: bytes in use and kept together never pass bytes_max, and what is kept for later never
- * passes idle_bytes_max. Blocks come in sizes a quarter of a power of two apart, so a block is at
- * most a quarter larger than was asked for (and BT_BLOCK_BYTES_MIN at least). */
+ * passes idle_bytes_max. Blocks come in sizes an eighth of a power of two apart, so a block is at
+ * most an eighth larger than was asked for (and BT_BLOCK_BYTES_MIN at least). */
 #ifndef BT_BASE_BLOCK_POOL_H
 #define BT_BASE_BLOCK_POOL_H
 

@@ -69,7 +69,7 @@ void frame_reader_want(frame_reader *reader, uint8_t **to_out, size_t *bytes_out
  * is in it would be a waste to hold. */
 static bool is_fit(const bt_block *block, size_t bytes) {
     return block != NULL && !bt_block_is_shared(block) && block->capacity >= bytes &&
-           block->capacity <= bytes + bytes / 4 + BT_BLOCK_BYTES_MIN;
+           block->capacity <= bytes + bytes / 8 + BT_BLOCK_BYTES_MIN;
 }
 
 static bt_status make_room(frame_reader *reader) {

@@ -28,11 +28,11 @@ enum {
     OUTPUT_MAX_BYTES = 64 * 1024 * 1024,
     INPUT_TURN_BYTES = 512 * 1024, /* then other links have their turn */
     OUTPUT_TURN_BYTES = 1024 * 1024,
-    /* Read behind the payload that is being received. Little when it is long and so, likely, is the
-     * next one: what is read here is copied from here. */
-    BEHIND_BYTES = 16 * 1024,
+    /* Read behind the payload that is being received, and copied from there: for frames of some KiB
+     * that costs less than a system call each. Little behind a long payload, whose like follow. */
+    BEHIND_BYTES = 64 * 1024,
     BEHIND_LONG_BYTES = 256,
-    LONG_BYTES = 8 * 1024,
+    LONG_BYTES = 24 * 1024,
     OWN_IDLE_BYTES = 1024 * 1024, /* kept by a pool of the link's own */
     FINISH_SECONDS = 5,
 };

@@ -475,7 +475,7 @@ void api_call_on_rows(api_call *call, uint32_t index, const dispatch_rows *rows)
     if (is_settled(call)) return;
     s->received_bytes += rows->bytes;
     item->cached_tokens = rows->cached_tokens;
-    bt_status status = api_sample_take_rows(call, s, rows->records, rows->bytes);
+    bt_status status = api_sample_take_rows(call, s, rows);
     if (status != BT_OK) api_sample_fail(call, s, status);
     item->has_tokens = item->has_tokens || s->generation.count > 0;
     touch_sample(call, sample);

@@ -89,8 +89,8 @@ bool api_whole_next(api_call *call);
 void api_sample_init(api_call *call, uint32_t sample, uint32_t item);
 void api_sample_fini(api_sample *s);
 /* Takes row records until the sample has ended. */
-BT_MUST_CHECK bt_status api_sample_take_rows(api_call *call, api_sample *s, const uint8_t *records,
-                                             size_t bytes);
+BT_MUST_CHECK bt_status api_sample_take_rows(api_call *call, api_sample *s,
+                                             const dispatch_rows *rows);
 /* Why the backend ended it. */
 void api_sample_take_end(api_call *call, api_sample *s, const dispatch_end *end);
 /* A failure of our own; the first one is kept. */

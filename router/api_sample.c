@@ -128,39 +128,47 @@ static bool has_numbers(const token_row *row) {
     return is_good;
 }
 
+/* A record, and the block that it lies in (or NULL). */
+typedef struct record_place {
+    const uint8_t *bytes;
+    size_t count;
+    bt_block *block;
+} record_place;
+
 /* The row first: what a failure sends covers the tokens that were taken, each with its row. */
-static bt_status store_row(const api_item *item, api_sample *s, const uint8_t *record,
-                           const token_row *row, size_t bytes) {
+static bt_status store_row(const api_item *item, api_sample *s, const record_place *record,
+                           const token_row *row) {
     if (!item->stores_rows) return BT_OK;
-    const bt_status status = reply_store_append(&s->store, record, bytes);
+    const bt_status status =
+        reply_store_append(&s->store, record->bytes, record->count, record->block);
     if (status != BT_OK || item->request->generation.mask_mode == ROW_MASK_OFF) return status;
     return weight_runs_push(&s->weights, row->weights_version);
 }
 
-static bt_status take_row(api_call *call, api_sample *s, const uint8_t *record,
-                          const token_row *row, size_t bytes) {
+static bt_status take_row(api_call *call, api_sample *s, const record_place *record,
+                          const token_row *row) {
     const api_item *item = &call->items[s->item];
     const uint32_t before = s->generation.count;
     if (!has_numbers(row)) return BT_ERR_WORKER_INTERNAL;
     if (row->id_logprob_count != item->request->generation.logprob_id_count)
         return BT_ERR_PEER_PROTOCOL;
-    bt_status status = store_row(item, s, record, row, bytes);
+    bt_status status = store_row(item, s, record, row);
     if (status == BT_OK) status = generation_push(&s->generation, row->token);
     if (s->generation.count > before) s->entries += row->support_count;
     return status;
 }
 
-bt_status api_sample_take_rows(api_call *call, api_sample *s, const uint8_t *records,
-                               size_t bytes) {
+bt_status api_sample_take_rows(api_call *call, api_sample *s, const dispatch_rows *rows) {
     bt_status status = BT_OK;
     size_t at = 0;
-    while (at < bytes && status == BT_OK && !api_sample_is_over(s)) {
+    while (at < rows->bytes && status == BT_OK && !api_sample_is_over(s)) {
         token_row row;
         size_t used;
-        status = row_record_decode(records + at, bytes - at,
+        status = row_record_decode(rows->records + at, rows->bytes - at,
                                    call->options.settings->mask_max_tokens, &row, &used);
         if (status == BT_OK && used == 0) status = BT_ERR_PEER_PROTOCOL;
-        if (status == BT_OK) status = take_row(call, s, records + at, &row, used);
+        const record_place record = {rows->records + at, used, rows->block};
+        if (status == BT_OK) status = take_row(call, s, &record, &row);
         at += used;
         if (status != BT_OK || !s->generation.is_stopped) continue;
         s->finish.kind = API_FINISH_STOP_STRING;

@@ -14,6 +14,8 @@
 enum {
     COMMANDS_PER_FLOW = 4, /* submit, cancel, one update at a time, release */
     BATCHES_PER_THREAD = 8192,
+    HELD_BYTES_MIN = 1024,
+    TRIM_US = 1000 * 1000,
 };
 
 typedef enum command_kind {
@@ -108,29 +110,44 @@ static void remove_doomed(control *c, const control_flow *flow) {
     *at = flow->next_doomed;
 }
 
-/* A copy of `bytes` for the HTTP thread, charged; NULL: the flow is doomed. */
+/* Few bytes are copied: the block would be held for little. Many are handed on in their block, if
+ * that is not much larger. */
+static bool is_worth_holding(const bt_block *block, size_t bytes) {
+    return block != NULL && bytes >= HELD_BYTES_MIN &&
+           block->capacity <= 2 * bytes + BT_BLOCK_BYTES_MIN;
+}
+
+/* `bytes` for the HTTP thread, which lie in `block` (or NULL), charged; NULL: the flow is doomed.
+ */
 static control_batch *make_batch(control *c, control_flow *flow, const uint8_t *payload,
-                                 size_t bytes) {
+                                 size_t bytes, bt_block *block) {
     if (flow->is_doomed) return NULL;
-    if (!budget_take(&c->in_flight, bytes)) {
+    if (!is_worth_holding(block, bytes)) block = NULL;
+    const size_t charged = block != NULL ? block->capacity : bytes;
+    if (!budget_take(&c->in_flight, charged)) {
         doom(c, flow, BT_ERR_REQUEST_FULL, "the router cannot take in more rows now");
         return NULL;
     }
-    control_batch *batch = bt_malloc(sizeof(*batch) + bytes);
+    control_batch *batch = bt_malloc(sizeof(*batch) + (block != NULL ? 0 : bytes));
     if (batch == NULL) {
-        budget_give(&c->in_flight, bytes);
+        budget_give(&c->in_flight, charged);
         doom(c, flow, BT_ERR_WORKER_MEMORY, "the router is out of memory");
         return NULL;
     }
-    *batch = (control_batch){.flow = flow, .bytes = bytes, .payload = (uint8_t *)(batch + 1)};
-    memcpy(batch->payload, payload, bytes);
+    *batch = (control_batch){
+        .flow = flow, .bytes = bytes, .payload = payload, .block = block, .charged_bytes = charged};
+    if (block != NULL) {
+        bt_block_hold(block);
+    } else {
+        batch->payload = memcpy(batch + 1, payload, bytes);
+    }
     return batch;
 }
 
 static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) {
     control *c = context;
     control_flow *flow = (control_flow *)(uintptr_t)request;
-    control_batch *batch = make_batch(c, flow, rows->records, rows->bytes);
+    control_batch *batch = make_batch(c, flow, rows->records, rows->bytes, rows->block);
     if (batch == NULL) return;
     batch->kind = CONTROL_ROWS;
     batch->sample = rows->sample;
@@ -142,7 +159,7 @@ static void on_prompt_logprobs(void *context, uint64_t request,
                                const dispatch_prompt_logprobs *logprobs) {
     control *c = context;
     control_flow *flow = (control_flow *)(uintptr_t)request;
-    control_batch *batch = make_batch(c, flow, logprobs->entries, logprobs->bytes);
+    control_batch *batch = make_batch(c, flow, logprobs->entries, logprobs->bytes, NULL);
     if (batch == NULL) return;
     batch->kind = CONTROL_PROMPT_LOGPROBS;
     batch->first_position = logprobs->first_position;
@@ -289,7 +306,12 @@ bool control_step(void *context) {
 
 static void on_tick(void *context) {
     control *c = context;
-    dispatch_tick(c->dispatch, control_now(c));
+    const uint64_t now_us = control_now(c);
+    dispatch_tick(c->dispatch, now_us);
+    if (now_us >= c->next_trim_us) {
+        c->next_trim_us = now_us + TRIM_US;
+        bt_block_pool_trim(c->blocks);
+    }
     for (uint32_t i = 0; i < c->options.threads; i++) {
         flush_pending(&c->lanes[i]);
     }
@@ -348,7 +370,8 @@ static bool is_end(const control_batch *batch) {
 
 void control_batch_free(control *c, control_batch *batch) {
     if (is_end(batch)) return;
-    budget_give(&c->in_flight, batch->bytes);
+    budget_give(&c->in_flight, batch->charged_bytes);
+    bt_block_release(batch->block);
     bt_free(batch);
 }
 
@@ -399,7 +422,10 @@ bt_status control_create(const control_options *options, bt_loop *loop, control 
                               .on_end = on_end,
                               .on_ready_changed = on_ready_changed,
                               .context = c};
-    bt_status status = dispatch_create(&options->dispatch, &ops, &c->dispatch);
+    const bt_block_pool_options blocks = {.idle_bytes_max = options->idle_bytes_max};
+    bt_status status = bt_block_pool_create(&blocks, &c->blocks);
+    c->options.dispatch.blocks = c->blocks;
+    if (status == BT_OK) status = dispatch_create(&c->options.dispatch, &ops, &c->dispatch);
     if (status == BT_OK) status = create_lanes(c);
     if (status == BT_OK) status = create_rids(c);
     if (status == BT_OK) status = bt_loop_every(loop, CONTROL_TICK_US, on_tick, c, &c->tick);
@@ -442,6 +468,7 @@ void control_destroy(control *c) {
         destroy_lane(c, &c->lanes[i]);
     }
     bt_loop_source_free(c->tick);
+    bt_block_pool_destroy(c->blocks); /* replies may still hold some */
     bt_free(c->lanes);
     bt_free(c->by_rid);
     pthread_mutex_destroy(&c->mutex);

@@ -37,7 +37,9 @@ typedef struct control_batch {
     uint32_t first_position; /* of log-probabilities */
     uint32_t count;          /* of log-probabilities */
     size_t bytes;            /* of rows (whole records) and log-probabilities (whole entries) */
-    uint8_t *payload;        /* [bytes], aligned to 8; behind the batch */
+    const uint8_t *payload;  /* [bytes], aligned to 4 */
+    bt_block *block;         /* that the payload lies in, a hold; NULL: it lies behind the batch */
+    size_t charged_bytes;    /* of what is in flight */
     const dispatch_end *end; /* of a sample's end and of the end; the flow's */
 } control_batch;
 
@@ -76,6 +78,7 @@ typedef struct control_options {
     uint32_t threads;              /* HTTP threads */
     uint32_t flows_per_thread_max; /* whoever submits keeps this limit */
     uint64_t in_flight_bytes_max;  /* of rows and log-probabilities on their way to HTTP threads */
+    size_t idle_bytes_max;         /* of blocks for rows that are kept for later */
 } control_options;
 
 /* Binds the workers' port; the loop is the caller's and runs on the control thread. Errors with a

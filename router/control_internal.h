@@ -40,6 +40,8 @@ struct control {
     control_lane *lanes; /* [options.threads] */
     bt_loop_source *tick;
     budget in_flight;
+    bt_block_pool *blocks; /* of rows: received, held by replies, given back by HTTP threads */
+    uint64_t next_trim_us;
     control_flow *doomed;
     control_flow **by_rid; /* [rid_mask + 1] chains */
     size_t rid_mask;

@@ -44,7 +44,9 @@ static void on_accept(void *context, int fd, const char *peer) {
     l->id = c->next_link++;
     const proto_link_events events = {
         .on_message = on_message, .on_closed = on_closed, .context = l};
-    bt_status status = proto_link_create(bt_loop_get_base(c->loop), fd, NULL, &events, &l->link);
+    const proto_link_options options = {.blocks = c->blocks};
+    bt_status status =
+        proto_link_create(bt_loop_get_base(c->loop), fd, &options, &events, &l->link);
     if (status != BT_OK) {
         bt_log_warn("control", "the connection of %s failed: %s", peer, bt_status_string(status));
         bt_free(l);

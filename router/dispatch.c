@@ -10,6 +10,8 @@
 #include "proto/row_stream.h"
 #include "router/dispatch_internal.h"
 
+enum { OWN_IDLE_BYTES = 1024 * 1024 }; /* kept by a pool of the dispatch's own */
+
 /* ---- helpers of all files -------------------------------------------------------------------- */
 
 void dispatch_send(dispatch *d, connection *to, proto_message *message) {
@@ -81,7 +83,14 @@ static void set_options(dispatch *d, const dispatch_options *options) {
 static bt_status allocate(dispatch *d) {
     d->pairs = bt_calloc(DISPATCH_WORKERS_MAX, sizeof *d->pairs);
     if (d->pairs == NULL) return BT_ERR_WORKER_MEMORY;
-    bt_status status = bt_id_map_init(&d->links, DISPATCH_LINKS_MAX);
+    const bt_block_pool_options own = {.idle_bytes_max = OWN_IDLE_BYTES};
+    bt_status status = BT_OK;
+    d->blocks = d->options.blocks;
+    if (d->blocks == NULL) {
+        status = bt_block_pool_create(&own, &d->own_blocks);
+        d->blocks = d->own_blocks;
+    }
+    if (status == BT_OK) status = bt_id_map_init(&d->links, DISPATCH_LINKS_MAX);
     if (status == BT_OK) status = bt_id_map_init(&d->requests, d->options.requests_max);
     if (status == BT_OK) status = bt_id_map_init(&d->attempts, d->options.requests_max);
     return status;
@@ -122,6 +131,7 @@ void dispatch_destroy(dispatch *d) {
     }
     for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++)
         bt_free(d->workers[i]);
+    bt_block_pool_destroy(d->own_blocks);
     bt_free(d->pairs);
     bt_id_map_fini(&d->links);
     bt_id_map_fini(&d->requests);

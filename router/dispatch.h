@@ -32,6 +32,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/block_pool.h"
 #include "base/status.h"
 #include "proto/message.h"
 #include "proto/record.h"
@@ -75,6 +76,8 @@ typedef struct dispatch_rows {
     uint32_t sample;
     const uint8_t *records;
     size_t bytes;
+    bt_block
+        *block; /* that they lie in; who wants them for longer holds it. NULL: who does copies */
     uint32_t count;
     uint32_t cached_tokens;
 } dispatch_rows;
@@ -125,6 +128,9 @@ typedef struct dispatch_options {
     uint64_t stream_window_bytes; /* [1 MiB] raised to one row at the cap plus one frame */
     uint32_t vocab_min;           /* ids the tokenizer has; a smaller model is refused. 0: any */
     uint64_t seed;                /* of tie-breaks */
+    /* Where rows that frames cut are put together, borrowed; its owner's thread is the dispatch's.
+     * NULL: a pool of its own. */
+    bt_block_pool *blocks;
 } dispatch_options;
 
 /* options->record must know the cap and kv_checksum, which the router governs: CALLER_CONFIG. */

@@ -166,6 +166,7 @@ struct dispatch {
     uint64_t now_us;
     uint64_t random;
     bool is_calling; /* inside an op */
+    bt_block_pool *blocks, *own_blocks;
     cluster_record record;
     worker *workers[DISPATCH_WORKERS_MAX]; /* by slot */
     uint32_t worker_count;

@@ -30,7 +30,7 @@ void dispatch_stream_begin(dispatch *d, request *r) {
         request_sample *s = &r->samples[i];
         s->is_over_there = false;
         if (s->has_ended) continue;
-        row_assembler_init(&s->rows, &expect);
+        row_assembler_init(&s->rows, &expect, d->blocks);
         s->received_bytes = s->handed_bytes = s->consumed_bytes = s->unsent_credit = 0;
         s->granted_bytes = r->is_credited ? d->stream_window_bytes : UINT64_MAX;
         s->retractions = 0;
@@ -88,29 +88,32 @@ static const char *check_finish(const request *r, const request_sample *s,
 }
 
 /* Hands the whole rows on; NULL, or what is wrong with them. */
-static const char *take_rows(dispatch *d, request *r, uint32_t index, const uint8_t *bytes,
-                             size_t count) {
+static const char *take_rows(dispatch *d, request *r, uint32_t index, const row_bytes *payload) {
     request_sample *s = &r->samples[index];
-    row_batch batch;
-    s->received_bytes += count;
-    const bt_status status = row_assembler_push(&s->rows, bytes, count, &batch);
+    row_batches batches;
+    s->received_bytes += payload->count;
+    const bt_status status = row_assembler_push(&s->rows, payload, &batches);
     if (status == BT_ERR_WORKER_MEMORY) return no_memory;
     if (status != BT_OK) return bad_row;
-    if (batch.count == 0) return NULL;
-    if (batch.count > r->generation.max_new_tokens - s->rows_handed) return "too many rows";
-    s->rows_handed += batch.count;
-    s->handed_bytes += batch.bytes;
-    r->rows_handed += batch.count;
-    bt_free(r->words); /* no retry from here on */
-    r->words = NULL;
-    d->is_calling = true;
-    const dispatch_rows rows = {.sample = index,
-                                .records = batch.records,
-                                .bytes = batch.bytes,
-                                .count = batch.count,
-                                .cached_tokens = r->cached_tokens};
-    d->ops.on_rows(d->ops.context, r->id, &rows);
-    d->is_calling = false;
+    for (uint32_t i = 0; i < batches.count; i++) {
+        const row_bytes *run = &batches.runs[i];
+        const uint32_t count = batches.rows[i];
+        if (count > r->generation.max_new_tokens - s->rows_handed) return "too many rows";
+        s->rows_handed += count;
+        s->handed_bytes += run->count;
+        r->rows_handed += count;
+        bt_free(r->words); /* no retry from here on */
+        r->words = NULL;
+        const dispatch_rows rows = {.sample = index,
+                                    .records = run->bytes,
+                                    .bytes = run->count,
+                                    .block = run->block,
+                                    .count = count,
+                                    .cached_tokens = r->cached_tokens};
+        d->is_calling = true;
+        d->ops.on_rows(d->ops.context, r->id, &rows);
+        d->is_calling = false;
+    }
     return NULL;
 }
 
@@ -165,7 +168,8 @@ static void on_sample_chunk(dispatch *d, request *r, worker *from, const proto_m
     if (wrong == NULL && message->payload_bytes > 0) {
         dispatch_attempt_on_proven(d, r);
         r->cached_tokens = chunk->cached_tokens;
-        wrong = take_rows(d, r, chunk->sample, message->payload, message->payload_bytes);
+        const row_bytes payload = {message->payload, message->payload_bytes, message->block};
+        wrong = take_rows(d, r, chunk->sample, &payload);
     }
     if (wrong != NULL) {
         violate(d, r, from, s, wrong);

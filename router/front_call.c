@@ -377,7 +377,8 @@ static void take_batch(front_flow *flow, const control_batch *batch) {
     front_call *call = flow->call;
     /* The router is stopping, and the call was told so. */
     if (call->call.items[flow->item].has_ended) return;
-    const dispatch_rows rows = {.sample = batch->sample,
+    const dispatch_rows rows = {.block = batch->block,
+                                .sample = batch->sample,
                                 .records = batch->payload,
                                 .bytes = batch->bytes,
                                 .cached_tokens = batch->cached_tokens};

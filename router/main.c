@@ -205,7 +205,8 @@ static bt_status start(program *p, bt_error *error) {
                                    .settings = &p->settings,
                                    .threads = v->http_threads,
                                    .flows_per_thread_max = v->requests_max + 64,
-                                   .in_flight_bytes_max = IN_FLIGHT_BYTES};
+                                   .in_flight_bytes_max = IN_FLIGHT_BYTES,
+                                   .idle_bytes_max = v->reply_memory / 8};
     bt_status status = fill_dispatch(p, &for_control.dispatch, error);
     if (status != BT_OK) return status;
     status = bt_loop_create(&p->loop);

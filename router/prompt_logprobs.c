@@ -59,7 +59,7 @@ static bt_status take_entry(prompt_logprobs *p, const uint8_t *bytes) {
     memcpy(at + LENGTH_BYTES, bytes, count);
     read_entry(p, at + LENGTH_BYTES, &entry);
     if (!has_numbers(p, &entry)) return BT_ERR_WORKER_INTERNAL;
-    bt_status status = reply_store_append(&p->store, at, LENGTH_BYTES + count);
+    bt_status status = reply_store_append(&p->store, at, LENGTH_BYTES + count, NULL);
     if (status == BT_OK) p->count++;
     return status;
 }

@@ -1,8 +1,9 @@
 /* Records in memory blocks, then in one unlinked file: once a record went to the file all later
- * ones do, so that reading blocks and then file is reading in order. Blocks double with what is
- * kept, and a block is charged to the budget before it is allocated; the file is charged by the
- * byte. Blocks go back when the caller is past them, the file only with the reply. A record is
- * never cut: not by a block, and not by the window through which the file is read. */
+ * ones do, so that reading blocks and then file is reading in order. A held block is charged whole,
+ * whatever of it is the reply's; own blocks double with what is kept, and are charged before they
+ * are allocated; the file is charged by the byte. Blocks go back when the caller is past them, the
+ * file only with the reply. A record is never cut: not by a block, and not by the window through
+ * which the file is read. */
 #include "router/reply_store.h"
 
 #include <errno.h>
@@ -21,7 +22,7 @@ enum {
     WINDOW_BYTES = 64 * 1024,
 };
 
-_Static_assert(offsetof(reply_block, bytes) % 8 == 0, "records in a block must be aligned");
+_Static_assert(sizeof(reply_block) % 8 == 0, "records behind a block must be aligned");
 
 void reply_store_init(reply_store *store, reply_limits *limits) {
     memset(store, 0, sizeof(*store));
@@ -33,8 +34,9 @@ static void free_first(reply_store *store) {
     reply_block *block = store->first;
     store->first = block->next;
     if (store->first == NULL) store->last = NULL;
-    store->block_bytes -= block->capacity;
-    budget_give(&store->limits->memory, block->capacity);
+    if (block->held == NULL) store->own_bytes -= block->charged;
+    budget_give(&store->limits->memory, block->charged);
+    bt_block_release(block->held);
     bt_free(block);
 }
 
@@ -132,43 +134,74 @@ static bt_status fill_window(reply_store *store, uint64_t offset, size_t bytes) 
 
 /* ---- records --------------------------------------------------------------------------------- */
 
-/* A block with room for `bytes`; false: the memory budget is used up. */
-static bool has_block(reply_store *store, size_t bytes, bt_status *status_out) {
-    *status_out = BT_OK;
-    if (store->last != NULL && store->last->capacity - store->last->used >= bytes) return true;
-    /* As much again as is kept: little for short replies and for streams that keep up. */
-    size_t capacity = store->block_bytes;
-    if (capacity < BLOCK_FIRST_BYTES) capacity = BLOCK_FIRST_BYTES;
-    if (capacity > BLOCK_BYTES_MAX) capacity = BLOCK_BYTES_MAX;
-    if (capacity < bytes) capacity = bytes;
-    if (!budget_take(&store->limits->memory, capacity)) return false;
-    reply_block *block = bt_malloc(sizeof(*block) + capacity);
+static uint8_t *own_memory(reply_block *block) {
+    return (uint8_t *)(block + 1);
+}
+
+/* A new last block with `extra` bytes behind it, charged with `charged`; NULL: the budget is used
+ * up, or *status_out. */
+static reply_block *add_block(reply_store *store, size_t charged, size_t extra,
+                              bt_status *status_out) {
+    if (!budget_take(&store->limits->memory, charged)) return NULL;
+    reply_block *block = bt_malloc(sizeof(*block) + extra);
     if (block == NULL) {
-        budget_give(&store->limits->memory, capacity);
+        budget_give(&store->limits->memory, charged);
         *status_out = BT_ERR_WORKER_MEMORY;
-        return false;
+        return NULL;
     }
-    *block = (reply_block){.capacity = capacity};
+    *block = (reply_block){.charged = charged};
     if (store->last != NULL) {
         store->last->next = block;
     } else {
         store->first = block;
     }
     store->last = block;
-    store->block_bytes += capacity;
+    return block;
+}
+
+/* By reference; right behind what is held already it is the same block. */
+static bool hold(reply_store *store, const uint8_t *record, size_t bytes, bt_block *block,
+                 bt_status *status_out) {
+    reply_block *last = store->last;
+    if (last == NULL || last->held != block || last->bytes + last->used != record) {
+        last = add_block(store, block->capacity, 0, status_out);
+        if (last == NULL) return false;
+        last->held = block;
+        last->bytes = record;
+        bt_block_hold(block);
+    }
+    last->used += bytes;
     return true;
 }
 
-bt_status reply_store_append(reply_store *store, const uint8_t *record, size_t bytes) {
-    bt_status status;
+static bool copy(reply_store *store, const uint8_t *record, size_t bytes, bt_status *status_out) {
+    reply_block *last = store->last;
+    if (last == NULL || last->held != NULL || last->charged - last->used < bytes) {
+        /* As much again as is kept: little for short replies and for streams that keep up. */
+        size_t capacity = store->own_bytes;
+        if (capacity < BLOCK_FIRST_BYTES) capacity = BLOCK_FIRST_BYTES;
+        if (capacity > BLOCK_BYTES_MAX) capacity = BLOCK_BYTES_MAX;
+        if (capacity < bytes) capacity = bytes;
+        last = add_block(store, capacity, capacity, status_out);
+        if (last == NULL) return false;
+        last->bytes = own_memory(last);
+        store->own_bytes += capacity;
+    }
+    memcpy(own_memory(last) + last->used, record, bytes);
+    last->used += bytes;
+    return true;
+}
+
+bt_status reply_store_append(reply_store *store, const uint8_t *record, size_t bytes,
+                             bt_block *block) {
+    bt_status status = BT_OK;
     BT_ASSERT(bytes % 4 == 0 && bytes == record_bytes(record));
     /* What follows a spilled record is spilled too: the order is blocks first, then the file. */
-    if (store->spill_fd < 0 && has_block(store, bytes, &status)) {
-        memcpy(store->last->bytes + store->last->used, record, bytes);
-        store->last->used += bytes;
-        return BT_OK;
+    if (store->spill_fd < 0) {
+        const bool is_kept = block != NULL ? hold(store, record, bytes, block, &status)
+                                           : copy(store, record, bytes, &status);
+        if (is_kept || status != BT_OK) return status;
     }
-    if (store->spill_fd < 0 && status != BT_OK) return status;
     return append_to_file(store, record, bytes);
 }
 

@@ -1,7 +1,8 @@
 /* The row records of one reply (proto/row_stream.h), packed as they came, until they are formatted.
- * They are kept in memory and charged to the memory budget; what comes while the budget is used up
- * goes to an unlinked temporary file, charged to the spill budget. A *place* is a position between
- * two records, from which they are read in order, any number of times.
+ * They are kept in memory and charged to the memory budget: in the blocks that they were received
+ * in where these are held, else in blocks of the store's own. What comes while the budget is used
+ * up goes to an unlinked temporary file, charged to the spill budget. A *place* is a position
+ * between two records, from which they are read in order, any number of times.
  *
  * One owner at a time; the budgets are shared by all. */
 #ifndef BT_ROUTER_REPLY_STORE_H
@@ -11,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/block_pool.h"
 #include "base/status.h"
 #include "router/budget.h"
 
@@ -22,15 +24,17 @@ typedef struct reply_limits {
 
 typedef struct reply_block {
     struct reply_block *next;
-    size_t capacity, used;
-    uint8_t bytes[]; /* aligned to 8 */
+    size_t charged; /* bytes of memory */
+    size_t used;
+    const uint8_t *bytes; /* [used], aligned to 4 */
+    bt_block *held;       /* that they lie in; NULL: they lie behind this, [charged] */
 } reply_block;
 
 typedef struct reply_store {
     reply_limits *limits;
     reply_block *first, *last;
-    size_t block_bytes; /* capacity of all blocks */
-    int spill_fd;       /* -1: nothing was spilled */
+    size_t own_bytes; /* of the store's own blocks */
+    int spill_fd;     /* -1: nothing was spilled */
     uint64_t spill_bytes;
     uint8_t *window; /* of the file, for reading */
     size_t window_capacity, window_used;
@@ -46,9 +50,10 @@ typedef struct reply_place {
 
 void reply_store_init(reply_store *store, reply_limits *limits);
 void reply_store_fini(reply_store *store);
-/* Appends one whole record. REQUEST_FULL when the spill budget is used up, WORKER_MEMORY,
- * WORKER_IO. */
-BT_MUST_CHECK bt_status reply_store_append(reply_store *store, const uint8_t *record, size_t bytes);
+/* Appends one whole record: it is held in `block`, which it lies in, or copied (NULL).
+ * REQUEST_FULL when the spill budget is used up, WORKER_MEMORY, WORKER_IO. */
+BT_MUST_CHECK bt_status reply_store_append(reply_store *store, const uint8_t *record, size_t bytes,
+                                           bt_block *block);
 /* Before the first record that is still kept. */
 reply_place reply_store_begin(const reply_store *store);
 /* Behind the last one. */

@@ -1,97 +1,140 @@
-/* Two ways: with nothing pending and an aligned payload the records are read in place; otherwise
- * the payload is appended to what is pending and read there. */
+/* What is pending is completed first, by as many bytes as its length says; the rest of the payload
+ * is read in place. A payload that is not aligned for that (nobody here sends one) is copied. */
 #include "router/row_assembler.h"
 
 #include <string.h>
 
 #include "base/assert.h"
-#include "base/mem.h"
+#include "base/little_endian.h"
 #include "proto/message.h"
 #include "proto/row.h"
 #include "proto/row_stream.h"
 
-enum {
-    PARTIAL_BYTES_MIN = 4096,
-    PARTIAL_BYTES_KEPT = 64 * 1024, /* a larger block is given back when nothing is pending */
-};
+enum { LENGTH_BYTES = 4 };
 
-void row_assembler_init(row_assembler *a, const row_expectation *expect) {
-    memset(a, 0, sizeof *a);
-    a->expect = *expect;
+void row_assembler_init(row_assembler *a, const row_expectation *expect, bt_block_pool *blocks) {
+    *a = (row_assembler){.expect = *expect, .blocks = blocks};
+}
+
+static void drop_handed(row_assembler *a) {
+    for (size_t i = 0; i < 2; i++) {
+        bt_block_release(a->handed[i]);
+        a->handed[i] = NULL;
+    }
 }
 
 void row_assembler_fini(row_assembler *a) {
-    bt_free(a->partial);
+    drop_handed(a);
+    bt_block_release(a->partial);
     a->partial = NULL;
-    a->used = a->capacity = a->handed = 0;
 }
 
 size_t row_assembler_pending(const row_assembler *a) {
-    return a->used - a->handed;
+    return a->partial != NULL ? a->partial->used : 0;
 }
 
-/* Counts the whole records at the beginning of bytes. A record that has begun says how long it is;
- * an impossible one is not waited for. */
-static bt_status scan(row_assembler *a, const uint8_t *bytes, size_t available, row_batch *batch) {
-    *batch = (row_batch){.records = bytes};
+/* Adds the whole records at the beginning of bytes to the batches, and says how long they are. A
+ * record that has begun says how long it is; an impossible one is not waited for. */
+static bt_status scan(row_assembler *a, const row_bytes *in, row_batches *out, size_t *bytes_out) {
+    size_t bytes = 0;
+    uint32_t rows = 0;
     for (;;) {
-        const uint8_t *at = bytes + batch->bytes;
-        const size_t left = available - batch->bytes;
+        const uint8_t *at = in->bytes + bytes;
+        const size_t left = in->count - bytes;
         token_row row;
         size_t used = 0;
         const bt_status status = row_record_decode(at, left, a->expect.cap, &row, &used);
         a->fault =
             used > 0 ? row_check(&a->expect, &row) : row_record_fault(at, left, a->expect.cap);
         if (status != BT_OK || a->fault != NULL) return BT_ERR_PEER_PROTOCOL;
-        if (used == 0) return BT_OK;
-        batch->bytes += used;
-        batch->count++;
+        if (used == 0) break;
+        bytes += used;
+        rows++;
     }
-}
-
-static bt_status make_room(row_assembler *a, size_t bytes) {
-    if (bytes <= a->capacity) return BT_OK;
-    size_t capacity = PARTIAL_BYTES_MIN;
-    while (capacity < bytes)
-        capacity *= 2;
-    uint8_t *partial = bt_realloc(a->partial, capacity);
-    if (partial == NULL) return BT_ERR_WORKER_MEMORY;
-    a->partial = partial;
-    a->capacity = capacity;
+    *bytes_out = bytes;
+    if (rows == 0) return BT_OK;
+    BT_ASSERT(out->count < 2);
+    out->runs[out->count] = (row_bytes){.bytes = in->bytes, .count = bytes, .block = in->block};
+    out->rows[out->count++] = rows;
     return BT_OK;
 }
 
-static bt_status append(row_assembler *a, const uint8_t *bytes, size_t count) {
-    const bt_status status = make_room(a, a->used + count);
-    if (status != BT_OK) return status;
-    if (count > 0) memcpy(a->partial + a->used, bytes, count);
-    a->used += count;
-    /* What is pending is less than one record, and records above the cap are refused. */
-    BT_ASSERT(a->used <= row_record_bytes_max(a->expect.cap) + PROTO_FRAME_PAYLOAD_MAX);
+/* Bytes that the pending record needs next: those of its length, then all. */
+static size_t wanted_bytes(const row_assembler *a) {
+    if (a->partial->used < LENGTH_BYTES) return LENGTH_BYTES;
+    return bt_load_le32(a->partial->bytes);
+}
+
+/* A block of `capacity` bytes for what is pending. */
+static bt_status make_room(row_assembler *a, size_t capacity) {
+    bt_block *old = a->partial;
+    if (old != NULL && old->capacity >= capacity) return BT_OK;
+    bt_block *block = bt_block_acquire(a->blocks, capacity);
+    if (block == NULL) return BT_ERR_WORKER_MEMORY;
+    if (old != NULL) {
+        memcpy(block->bytes, old->bytes, old->used);
+        block->used = old->used;
+        bt_block_release(old);
+    }
+    a->partial = block;
     return BT_OK;
 }
 
-static void drop_handed(row_assembler *a) {
-    a->used -= a->handed;
-    if (a->handed > 0 && a->used > 0) memmove(a->partial, a->partial + a->handed, a->used);
-    a->handed = 0;
-    if (a->used == 0 && a->capacity > PARTIAL_BYTES_KEPT) row_assembler_fini(a);
-}
-
-bt_status row_assembler_push(row_assembler *a, const uint8_t *bytes, size_t count,
-                             row_batch *batch_out) {
-    BT_ASSERT(count <= PROTO_FRAME_PAYLOAD_MAX);
-    drop_handed(a);
-    *batch_out = (row_batch){.records = NULL};
-    if (count == 0) return BT_OK;
-    if (a->used > 0 || (uintptr_t)bytes % sizeof(int32_t) != 0) {
-        bt_status status = append(a, bytes, count);
+/* Bytes of `in` behind what is pending, up to its end. */
+static bt_status fill(row_assembler *a, row_bytes *in) {
+    while (in->count > 0 && a->partial->used < wanted_bytes(a)) {
+        const size_t missing = wanted_bytes(a) - a->partial->used;
+        const size_t taken = missing < in->count ? missing : in->count;
+        const bt_status status = make_room(a, wanted_bytes(a));
         if (status != BT_OK) return status;
-        status = scan(a, a->partial, a->used, batch_out);
-        a->handed = status == BT_OK ? batch_out->bytes : 0;
-        return status;
+        memcpy(a->partial->bytes + a->partial->used, in->bytes, taken);
+        a->partial->used += taken;
+        in->bytes += taken;
+        in->count -= taken;
+        a->fault = row_record_fault(a->partial->bytes, a->partial->used, a->expect.cap);
+        if (a->fault != NULL) return BT_ERR_PEER_PROTOCOL;
     }
-    const bt_status status = scan(a, bytes, count, batch_out);
-    if (status != BT_OK) return status;
-    return append(a, bytes + batch_out->bytes, count - batch_out->bytes);
+    return BT_OK;
+}
+
+/* The pending record; when it is whole it is handed on. */
+static bt_status complete(row_assembler *a, row_bytes *in, row_batches *out) {
+    size_t bytes = 0;
+    bt_status status = fill(a, in);
+    if (status != BT_OK || a->partial->used < wanted_bytes(a)) return status;
+    bt_block *block = a->partial;
+    const row_bytes record = {.bytes = block->bytes, .count = block->used, .block = block};
+    a->handed[0] = block;
+    a->partial = NULL;
+    status = scan(a, &record, out, &bytes);
+    BT_ASSERT(status != BT_OK || bytes == block->used);
+    return status;
+}
+
+static bt_status copy_aligned(row_assembler *a, row_bytes *in) {
+    bt_block *block = bt_block_acquire(a->blocks, in->count);
+    if (block == NULL) return BT_ERR_WORKER_MEMORY;
+    memcpy(block->bytes, in->bytes, in->count);
+    a->handed[1] = block;
+    in->bytes = block->bytes;
+    in->block = block;
+    return BT_OK;
+}
+
+bt_status row_assembler_push(row_assembler *a, const row_bytes *payload, row_batches *out) {
+    BT_ASSERT(payload->count <= PROTO_FRAME_PAYLOAD_MAX);
+    row_bytes in = *payload;
+    size_t bytes = 0;
+    out->count = 0;
+    drop_handed(a);
+    bt_status status = a->partial != NULL ? complete(a, &in, out) : BT_OK;
+    if (status != BT_OK || in.count == 0) return status;
+    if ((uintptr_t)in.bytes % sizeof(int32_t) != 0) status = copy_aligned(a, &in);
+    if (status == BT_OK) status = scan(a, &in, out, &bytes);
+    in.bytes += bytes;
+    in.count -= bytes;
+    if (status != BT_OK || in.count == 0) return status;
+    /* The scan has looked at what there is of the header. */
+    status = make_room(a, in.count < LENGTH_BYTES ? LENGTH_BYTES : bt_load_le32(in.bytes));
+    return status == BT_OK ? fill(a, &in) : status;
 }

@@ -1,6 +1,7 @@
 /* The way of a row from the sampler to the client's socket, stage by stage, in support mode:
  *
- *     bench_rows [--width N] [--batch N] [--steps N] [--rounds N] [--texts N]
+ *     bench_rows [--width N] [--batch N] [--steps N] [--rounds N] [--texts N] [--only
+ * decode|router]
  *
  * Prints a line for each stage: name, width, bytes, wall and CPU nanoseconds of one emission, which
  * is --steps steps (50) of --batch sequences (256); medians. tests/bench/rows makes tables of them.
@@ -37,8 +38,13 @@ int main(int argc, char **argv) {
                    {"--steps", &o.steps, 256},
                    {"--rounds", &o.rounds, 1000},
                    {"--texts", &o.texts, 4096}};
+    const char *only = "";
     for (int i = 1; i < argc; i += 2) {
         size_t at = 0;
+        if (strcmp(argv[i], "--only") == 0 && argv[i + 1] != NULL) {
+            only = argv[i + 1];
+            continue;
+        }
         while (at < BT_ARRAY_COUNT(options) && strcmp(argv[i], options[at].name) != 0)
             at++;
         if (at == BT_ARRAY_COUNT(options)) {
@@ -51,8 +57,8 @@ int main(int argc, char **argv) {
     bt_log_set_level(BT_LOG_WARN);
     bench_rows rows;
     bench_rows_make(&rows, &o);
-    bench_decode(&o, &rows);
-    bench_router(&o, &rows);
+    if (strcmp(only, "router") != 0) bench_decode(&o, &rows);
+    if (strcmp(only, "decode") != 0) bench_router(&o, &rows);
     bench_rows_free(&rows);
     return 0;
 }

@@ -166,7 +166,17 @@ static void drain(int fd, const char *greeting) {
     _exit(0);
 }
 
-int bench_drain(bench_socket kind, const char *greeting, pid_t *child_out) {
+static void source(int fd, const char *unused) {
+    static const uint8_t zeros[BENCH_WRITE_BYTES];
+    (void)unused;
+    while (write(fd, zeros, sizeof zeros) > 0) {
+    }
+    _exit(0);
+}
+
+/* Runs `work` at the other end of our socket. */
+static int spawn(bench_socket kind, void (*work)(int fd, const char *text), const char *text,
+                 pid_t *child_out) {
     int fds[2];
     bench_socket_pair(kind, fds);
     *child_out = fork();
@@ -174,10 +184,18 @@ int bench_drain(bench_socket kind, const char *greeting, pid_t *child_out) {
     if (*child_out == 0) {
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         (void)close(fds[0]);
-        drain(fds[1], greeting);
+        work(fds[1], text);
     }
     (void)close(fds[1]);
     return fds[0];
+}
+
+int bench_drain(bench_socket kind, const char *greeting, pid_t *child_out) {
+    return spawn(kind, drain, greeting, child_out);
+}
+
+int bench_source(bench_socket kind, pid_t *child_out) {
+    return spawn(kind, source, NULL, child_out);
 }
 
 void bench_drain_end(pid_t child) {

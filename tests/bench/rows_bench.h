@@ -62,6 +62,8 @@ void bench_socket_pair(bench_socket kind, int fds_out[2]);
  * end; *child_out ends once it is closed. */
 int bench_drain(bench_socket kind, const char *greeting, pid_t *child_out);
 void bench_drain_end(pid_t child);
+/* A process that writes zeros for as long as our end, which is returned, is open. */
+int bench_source(bench_socket kind, pid_t *child_out);
 /* Blocking, in writes of BENCH_WRITE_BYTES. */
 void bench_write(int fd, const void *bytes, size_t count);
 void bench_die(const char *what, bt_status status);

@@ -65,7 +65,8 @@ static void store_rows(router_side *r, bench_flow *f, const control_batch *batch
         size_t used = 0;
         bt_status status =
             row_record_decode(batch->payload + at, batch->bytes - at, r->rows->cap, &row, &used);
-        if (status == BT_OK) status = reply_store_append(&f->store, batch->payload + at, used);
+        if (status == BT_OK)
+            status = reply_store_append(&f->store, batch->payload + at, used, batch->block);
         if (status != BT_OK) bench_die("storing a row", status);
         at += used;
         f->rows++;
@@ -139,7 +140,8 @@ static void open_side(router_side *r) {
                                .settings = &r->settings,
                                .threads = 1,
                                .flows_per_thread_max = r->options->batch,
-                               .in_flight_bytes_max = 1 << 30};
+                               .in_flight_bytes_max = 1 << 30,
+                               .idle_bytes_max = 4ul << 30};
     options.dispatch.record.sampling_mask_max_tokens = cap;
     options.dispatch.record.kv_checksum = RECORD_CHECKSUM_FULL + 1;
     options.dispatch.record.row_format = ROW_FORMAT_VERSION;
@@ -174,6 +176,28 @@ static void close_side(router_side *r) {
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
+
+/* Reading as many bytes as an emission has. */
+static void bench_read(const bench_options *o, size_t bytes) {
+    static uint8_t buffer[BENCH_WRITE_BYTES];
+    bench_meter meter = {0};
+    pid_t child;
+    const int fd = bench_source(BENCH_TCP, &child);
+    for (uint32_t i = 0; i < o->rounds; i++) {
+        bench_begin(&meter);
+        for (size_t at = 0; at < bytes;) {
+            const size_t left = bytes - at;
+            const ssize_t got = read(fd, buffer, left < sizeof buffer ? left : sizeof buffer);
+            if (got <= 0) bench_die("reading", BT_ERR_WORKER_IO);
+            at += (size_t)got;
+        }
+        bench_end(&meter);
+    }
+    bench_tell("raw_read", o, &meter, bytes, 1);
+    bench_meter_free(&meter);
+    (void)close(fd);
+    bench_drain_end(child);
+}
 
 /* An emission, as fast as it comes. */
 static void take_emission(router_side *r, bench_meter *meter) {
@@ -299,6 +323,7 @@ void bench_router(const bench_options *options, const bench_rows *rows) {
     bench_meter text = {0};
     bench_meter sent = {0};
     size_t bytes = 0;
+    bench_read(options, rows->step_bytes * options->steps);
     open_side(&r);
     open_client(&r);
     take_emission(&r, &warm);

@@ -31,53 +31,61 @@ static row_expectation read_shape(const uint8_t *shape) {
     };
 }
 
-/* Rows of a batch, each by the rules. */
-static void check_batch(const row_expectation *expect, const row_batch *batch) {
+/* Rows of a run, each by the rules. */
+static void check_run(const row_expectation *expect, const row_bytes *run, uint32_t rows) {
     size_t at = 0;
-    BT_ASSERT(batch->count == 0 || (uintptr_t)batch->records % 4 == 0);
-    for (uint32_t i = 0; i < batch->count; i++) {
+    BT_ASSERT((uintptr_t)run->bytes % 4 == 0);
+    for (uint32_t i = 0; i < rows; i++) {
         token_row row;
         size_t used = 0;
         const bt_status status =
-            row_record_decode(batch->records + at, batch->bytes - at, expect->cap, &row, &used);
+            row_record_decode(run->bytes + at, run->count - at, expect->cap, &row, &used);
         BT_ASSERT(status == BT_OK && used > 0);
         BT_ASSERT(row_rules_hold(expect, &row));
         at += used;
     }
-    BT_ASSERT(at == batch->bytes);
+    BT_ASSERT(at == run->count && rows > 0);
 }
 
 /* Pieces of lengths that follow from `cuts`; 0: the whole at once. */
 static outcome run(const row_expectation *expect, const uint8_t *stream, size_t bytes,
                    uint32_t cuts) {
     static _Alignas(16) uint8_t frame[STREAM_MAX + 16];
+    const bt_block_pool_options options = {.idle_bytes_max = 0};
+    bt_block_pool *pool = NULL;
     row_assembler assembler;
     outcome result = {0};
     size_t pushed = 0;
     uint32_t state = cuts;
-    row_assembler_init(&assembler, expect);
+    BT_ASSERT(bt_block_pool_create(&options, &pool) == BT_OK);
+    row_assembler_init(&assembler, expect, pool);
     while (pushed < bytes && !result.is_refused) {
-        row_batch batch;
+        row_batches batches;
         state = state * 1664525u + 1013904223u;
         size_t piece = cuts == 0 ? bytes : 1 + (state >> 8) % (1 + cuts);
         if (piece > bytes - pushed) piece = bytes - pushed;
         uint8_t *payload = frame + (cuts == 0 ? 0 : state >> 20 & 7);
         memcpy(payload, stream + pushed, piece);
         pushed += piece;
-        const bt_status status = row_assembler_push(&assembler, payload, piece, &batch);
+        const row_bytes in = {.bytes = payload, .count = piece};
+        const bt_status status = row_assembler_push(&assembler, &in, &batches);
         result.is_refused = status != BT_OK;
         if (result.is_refused) {
             BT_ASSERT(status == BT_ERR_PEER_PROTOCOL);
             BT_ASSERT(assembler.fault != NULL);
             break;
         }
-        check_batch(expect, &batch);
-        result.rows += batch.count;
-        result.bytes += batch.bytes;
+        for (uint32_t i = 0; i < batches.count; i++) {
+            check_run(expect, &batches.runs[i], batches.rows[i]);
+            result.rows += batches.rows[i];
+            result.bytes += batches.runs[i].count;
+        }
         BT_ASSERT(result.bytes + row_assembler_pending(&assembler) == pushed);
         BT_ASSERT(row_assembler_pending(&assembler) < row_record_bytes_max(expect->cap));
     }
     row_assembler_fini(&assembler);
+    BT_ASSERT(bt_block_pool_used_bytes(pool) == 0);
+    bt_block_pool_destroy(pool);
     return result;
 }
 

@@ -29,7 +29,7 @@ static void blocks_are_as_large_as_asked_for_and_little_larger(void **state) {
         bt_block *block = bt_block_acquire(pool, bytes);
         assert_non_null(block);
         assert_true(block->capacity >= bytes);
-        assert_true(block->capacity <= bytes + bytes / 4 || block->capacity <= BT_BLOCK_BYTES_MIN);
+        assert_true(block->capacity <= bytes + bytes / 8 || block->capacity <= BT_BLOCK_BYTES_MIN);
         assert_int_equal((uintptr_t)block->bytes % 16, 0);
         assert_null(block->next);
         assert_int_equal(block->used, 0);
@@ -40,12 +40,12 @@ static void blocks_are_as_large_as_asked_for_and_little_larger(void **state) {
     }
     /* The exact sizes of classes and their neighbours. */
     for (size_t base = BT_BLOCK_BYTES_MIN; base <= ((size_t)1 << 20); base *= 2) {
-        for (size_t step = 4; step < 8; step++) {
-            for (size_t bytes = base / 4 * step - 1; bytes <= base / 4 * step + 1; bytes++) {
+        for (size_t step = 8; step < 16; step++) {
+            for (size_t bytes = base / 8 * step - 1; bytes <= base / 8 * step + 1; bytes++) {
                 bt_block *block = bt_block_acquire(pool, bytes);
                 assert_non_null(block);
                 assert_true(block->capacity >= bytes);
-                assert_true(block->capacity <= bytes + bytes / 4 + 1);
+                assert_true(block->capacity <= bytes + bytes / 8 + 1);
                 bt_block_release(block);
             }
         }

@@ -109,7 +109,7 @@ static void a_payload_may_be_kept(void **state) {
             assert_int_equal(frame_reader_got(reader, wanted, &is_whole, &view), BT_OK);
         }
         assert_ptr_equal(view.payload, view.block->bytes);
-        assert_true(view.block->capacity <= bytes + bytes / 4 + BT_BLOCK_BYTES_MIN);
+        assert_true(view.block->capacity <= bytes + bytes / 8 + BT_BLOCK_BYTES_MIN);
         view.block->used = bytes;
         if (i % 3 == 0) continue;
         kept[i] = view.block;

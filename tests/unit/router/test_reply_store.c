@@ -12,6 +12,8 @@
 
 enum { RECORDS = 600, WORDS_MAX = 40000 };
 
+static bt_block_pool *pool;
+
 static reply_limits limits_of(uint64_t memory, uint64_t spill) {
     reply_limits limits = {.spill_path = "/tmp"};
     budget_init(&limits.memory, memory);
@@ -52,10 +54,33 @@ static void expect_record(reply_store *store, reply_place *place, uint32_t i) {
     assert_memory_equal(record, expected, bytes);
 }
 
+/* Every fifth record in the middle of a block with its neighbour, every seventh in one of its own,
+ * which nobody but the store has afterwards. */
 static void append(reply_store *store, uint32_t i) {
     static uint32_t record[WORDS_MAX + 1];
+    static bt_block *shared;
     size_t bytes = make_record(i, record);
-    assert_int_equal(reply_store_append(store, (const uint8_t *)record, bytes), BT_OK);
+    bt_block *block = NULL;
+    size_t at = 0;
+    if (i % 5 == 1 && shared != NULL && shared->capacity - shared->used >= bytes) {
+        block = shared; /* right behind the one before */
+        at = shared->used;
+        bt_block_hold(block);
+    } else if (i % 5 == 0 || i % 7 == 0) {
+        block = bt_block_acquire(pool, 2 * bytes + 8);
+        assert_non_null(block);
+        at = 4;
+    }
+    const uint8_t *from = (const uint8_t *)record;
+    if (block != NULL) from = memcpy(block->bytes + at, record, bytes);
+    assert_int_equal(reply_store_append(store, from, bytes, block), BT_OK);
+    bt_block_release(shared);
+    shared = i % 5 == 0 && i < RECORDS ? block : NULL;
+    if (shared != NULL) {
+        shared->used = at + bytes;
+    } else {
+        bt_block_release(block);
+    }
 }
 
 /* Readers at places of their own, while records are added and, behind the slowest, given up. */
@@ -96,6 +121,7 @@ static void run(uint64_t memory, uint64_t seed, bool drops) {
     reply_store_fini(&store);
     assert_int_equal(budget_used(&limits.memory), 0);
     assert_int_equal(budget_used(&limits.spill), 0);
+    assert_int_equal(bt_block_pool_used_bytes(pool), 0);
 }
 
 static void test_random_readers(void **state) {
@@ -117,7 +143,7 @@ static void test_a_stream_that_keeps_up_needs_little(void **state) {
     for (int i = 0; i < 100000; i++) {
         const uint8_t *out;
         size_t bytes;
-        assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 32), BT_OK);
+        assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 32, NULL), BT_OK);
         assert_int_equal(reply_store_next(&store, &place, &out, &bytes), BT_OK);
         reply_store_drop_before(&store, &place);
         if (budget_used(&limits.memory) > most) most = budget_used(&limits.memory);
@@ -126,32 +152,83 @@ static void test_a_stream_that_keeps_up_needs_little(void **state) {
     reply_store_fini(&store);
 }
 
+/* A held block is charged whole, and once however many of its records are appended. */
+static void test_held_blocks_are_charged_whole(void **state) {
+    (void)state;
+    bt_block *block = bt_block_acquire(pool, 10000);
+    reply_limits limits = limits_of(block->capacity, 64);
+    reply_store store;
+    const uint32_t record[4] = {16};
+    const uint8_t *out;
+    size_t bytes;
+    reply_store_init(&store, &limits);
+    for (size_t at = 0; at < 160; at += 16) {
+        memcpy(block->bytes + at, record, 16);
+        assert_int_equal(reply_store_append(&store, block->bytes + at, 16, block), BT_OK);
+    }
+    assert_int_equal(budget_used(&limits.memory), block->capacity);
+    assert_int_equal(budget_used(&limits.spill), 0);
+    bt_block *other = bt_block_acquire(pool, 16);
+    memcpy(other->bytes, record, 16);
+    for (int i = 0; i < 4; i++) /* no memory is left: to the file, like all that follow */
+        assert_int_equal(reply_store_append(&store, other->bytes, 16, other), BT_OK);
+    assert_int_equal(budget_used(&limits.spill), 64);
+    assert_false(bt_block_is_shared(other));
+    assert_true(bt_block_is_shared(block));
+    reply_place place = reply_store_begin(&store);
+    for (int i = 0; i < 14; i++) {
+        assert_int_equal(reply_store_next(&store, &place, &out, &bytes), BT_OK);
+        assert_memory_equal(out, record, 16);
+    }
+    reply_store_drop_before(&store, &place);
+    assert_false(bt_block_is_shared(block));
+    assert_int_equal(budget_used(&limits.memory), 0);
+    reply_store_fini(&store);
+    bt_block_release(block);
+    bt_block_release(other);
+}
+
 static void test_limits(void **state) {
     (void)state;
     reply_limits limits = limits_of(1024, 64);
     reply_store store;
     uint32_t record[256] = {1024};
     reply_store_init(&store, &limits);
-    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 1024), BT_OK);
-    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 1024),
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 1024, NULL), BT_OK);
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 1024, NULL),
                      BT_ERR_REQUEST_FULL);
     record[0] = 64;
-    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64), BT_OK);
-    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64), BT_ERR_REQUEST_FULL);
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64, NULL), BT_OK);
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64, NULL),
+                     BT_ERR_REQUEST_FULL);
     assert_int_equal(budget_used(&limits.spill), 64);
     reply_store_fini(&store);
     limits.memory.bytes_max = 0;
     limits.spill_path = "/no/such/folder";
-    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64), BT_ERR_WORKER_IO);
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64, NULL),
+                     BT_ERR_WORKER_IO);
     assert_int_equal(budget_used(&limits.spill), 0);
     reply_store_fini(&store);
+}
+
+static int make_pool(void **state) {
+    (void)state;
+    const bt_block_pool_options options = {.idle_bytes_max = 1 << 20};
+    return bt_block_pool_create(&options, &pool) == BT_OK ? 0 : -1;
+}
+
+static int destroy_pool(void **state) {
+    (void)state;
+    bt_block_pool_destroy(pool);
+    return 0;
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_readers),
         cmocka_unit_test(test_a_stream_that_keeps_up_needs_little),
+        cmocka_unit_test(test_held_blocks_are_charged_whole),
         cmocka_unit_test(test_limits),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_pool, destroy_pool);
 }

@@ -73,7 +73,8 @@ static void set_up(fixture *f, uint64_t memory, uint32_t mode, uint64_t seed) {
         f->places[i] = reply_store_end(&f->store);
         const size_t bytes = row_record_bytes(token_row_widths(&f->rows[i]));
         row_record_encode(&f->rows[i], (uint8_t *)record);
-        assert_int_equal(reply_store_append(&f->store, (const uint8_t *)record, bytes), BT_OK);
+        assert_int_equal(reply_store_append(&f->store, (const uint8_t *)record, bytes, NULL),
+                         BT_OK);
         assert_int_equal(weight_runs_push(&f->weights, f->rows[i].weights_version), BT_OK);
         f->generation.ids[i] = f->rows[i].token;
     }

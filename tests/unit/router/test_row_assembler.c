@@ -18,8 +18,8 @@
 enum { CAP = 5, ROWS = 7, STREAM_MAX = 4096 };
 
 static uint8_t stream[STREAM_MAX], out[STREAM_MAX];
-/* One byte more in front, so that payloads of every alignment can be made. */
-static _Alignas(16) uint8_t payload[STREAM_MAX + 16];
+static _Alignas(16) uint8_t payload[STREAM_MAX];
+static bt_block_pool *pool;
 static const row_expectation expect = {
     .cap = CAP, .mask_mode = ROW_MASK_SUPPORT, .has_logprob = 1, .vocab_size = 100};
 
@@ -43,35 +43,79 @@ static size_t make_stream(void) {
     return used;
 }
 
+enum { HELD_MAX = 2 * STREAM_MAX };
+
 typedef struct run {
     row_assembler assembler;
     size_t bytes;
     uint32_t rows;
+    row_bytes held[HELD_MAX]; /* what was handed on, kept */
+    uint32_t held_count;
 } run;
 
-static void push(run *r, size_t from, size_t to, size_t alignment) {
-    row_batch batch;
-    memcpy(payload + alignment, stream + from, to - from);
-    assert_int_equal(row_assembler_push(&r->assembler, payload + alignment, to - from, &batch),
-                     BT_OK);
-    if (batch.count == 0) {
-        assert_int_equal(batch.bytes, 0);
-        return;
-    }
-    assert_int_equal((uintptr_t)batch.records % 4, 0);
-    memcpy(out + r->bytes, batch.records, batch.bytes);
-    r->bytes += batch.bytes;
-    r->rows += batch.count;
-    /* Whole records only. */
-    size_t at = 0;
-    while (at < batch.bytes) {
+static run *begin(void) {
+    static run r;
+    r.bytes = 0;
+    r.rows = r.held_count = 0;
+    row_assembler_init(&r.assembler, &expect, pool);
+    return &r;
+}
+
+/* Whole records only. */
+static uint32_t count_rows(const row_bytes *in) {
+    uint32_t rows = 0;
+    for (size_t at = 0; at < in->count; rows++) {
         token_row row;
         size_t used;
-        assert_int_equal(row_record_decode(batch.records + at, batch.bytes - at, CAP, &row, &used),
+        assert_int_equal(row_record_decode(in->bytes + at, in->count - at, CAP, &row, &used),
                          BT_OK);
         assert_true(used > 0);
         at += used;
     }
+    return rows;
+}
+
+/* The payload lies in a block, which goes after the call; what is handed on is held. */
+static void push(run *r, size_t from, size_t to, size_t alignment) {
+    row_batches batches;
+    bt_block *block = bt_block_acquire(pool, alignment + to - from + 1);
+    assert_non_null(block);
+    memcpy(block->bytes + alignment, stream + from, to - from);
+    const row_bytes in = {.bytes = block->bytes + alignment, .count = to - from, .block = block};
+    assert_int_equal(row_assembler_push(&r->assembler, &in, &batches), BT_OK);
+    assert_in_range(batches.count, 0, 2);
+    for (uint32_t i = 0; i < batches.count; i++) {
+        const row_bytes *got = &batches.runs[i];
+        assert_true(got->count > 0);
+        assert_int_equal((uintptr_t)got->bytes % 4, 0);
+        assert_true(got->bytes >= got->block->bytes);
+        assert_true(got->bytes + got->count <= got->block->bytes + got->block->capacity);
+        assert_int_equal(count_rows(got), batches.rows[i]);
+        /* In place, if it began here and is aligned so. */
+        const bool can_stay = r->bytes >= from && (alignment + r->bytes - from) % 4 == 0;
+        assert_true((got->block == block) == can_stay);
+        r->bytes += got->count;
+        r->rows += batches.rows[i];
+        bt_block_hold(got->block);
+        r->held[r->held_count++] = *got;
+    }
+    bt_block_release(block);
+}
+
+/* All came, and what was held is what it was. */
+static void end(run *r, size_t total) {
+    size_t bytes = 0;
+    assert_int_equal(row_assembler_pending(&r->assembler), 0);
+    row_assembler_fini(&r->assembler);
+    for (uint32_t i = 0; i < r->held_count; i++) {
+        memcpy(out + bytes, r->held[i].bytes, r->held[i].count);
+        bytes += r->held[i].count;
+        bt_block_release(r->held[i].block);
+    }
+    assert_int_equal(r->rows, ROWS);
+    assert_int_equal(bytes, total);
+    assert_memory_equal(out, stream, total);
+    assert_int_equal(bt_block_pool_used_bytes(pool), 0);
 }
 
 static void every_split_gives_the_same_rows(void **state) {
@@ -79,16 +123,11 @@ static void every_split_gives_the_same_rows(void **state) {
     const size_t total = make_stream();
     for (size_t first = 0; first <= total; first++) {
         for (size_t second = first; second <= total; second++) {
-            run r = {.bytes = 0};
-            row_assembler_init(&r.assembler, &expect);
-            push(&r, 0, first, 0);
-            push(&r, first, second, first % 5);
-            push(&r, second, total, second % 3);
-            assert_int_equal(r.rows, ROWS);
-            assert_int_equal(r.bytes, total);
-            assert_memory_equal(out, stream, total);
-            assert_int_equal(row_assembler_pending(&r.assembler), 0);
-            row_assembler_fini(&r.assembler);
+            run *r = begin();
+            push(r, 0, first, 0);
+            push(r, first, second, first % 5);
+            push(r, second, total, second % 3);
+            end(r, total);
         }
     }
 }
@@ -96,15 +135,34 @@ static void every_split_gives_the_same_rows(void **state) {
 static void single_bytes_give_the_same_rows(void **state) {
     (void)state;
     const size_t total = make_stream();
-    run r = {.bytes = 0};
-    row_assembler_init(&r.assembler, &expect);
+    run *r = begin();
     for (size_t i = 0; i < total; i++) {
-        push(&r, i, i + 1, i % 4);
-        assert_int_equal(row_assembler_pending(&r.assembler), i + 1 - r.bytes);
+        push(r, i, i + 1, i % 4);
+        assert_int_equal(row_assembler_pending(&r->assembler), i + 1 - r->bytes);
     }
-    assert_int_equal(r.rows, ROWS);
-    assert_memory_equal(out, stream, total);
-    row_assembler_fini(&r.assembler);
+    end(r, total);
+}
+
+/* Of a payload that ends a row and goes on only that row is copied. */
+static void only_what_is_cut_is_copied(void **state) {
+    (void)state;
+    const size_t total = make_stream();
+    row_batches batches;
+    row_assembler assembler;
+    row_assembler_init(&assembler, &expect, pool);
+    memcpy(payload, stream, total);
+    const row_bytes first = {.bytes = payload, .count = 8};
+    const row_bytes rest = {.bytes = payload + 8, .count = total - 8};
+    assert_int_equal(row_assembler_push(&assembler, &first, &batches), BT_OK);
+    assert_int_equal(batches.count, 0);
+    assert_int_equal(row_assembler_push(&assembler, &rest, &batches), BT_OK);
+    assert_int_equal(batches.count, 2);
+    assert_int_equal(batches.rows[0], 1);
+    assert_non_null(batches.runs[0].block);
+    assert_int_equal(batches.rows[1], ROWS - 1);
+    assert_ptr_equal(batches.runs[1].bytes, payload + batches.runs[0].count);
+    assert_null(batches.runs[1].block); /* the caller's memory is not in a block */
+    row_assembler_fini(&assembler);
 }
 
 /* The first three records (of one, two and three entries) with four bytes changed, in one frame and
@@ -113,16 +171,18 @@ static void push_changed(size_t at, uint32_t value, const char *why) {
     const size_t count = 3 * ROW_RECORD_HEADER_BYTES + (1 + 2 + 3) * 2 * sizeof(uint32_t);
     for (size_t step = count; step > 0; step = step == count ? 1 : 0) {
         row_assembler assembler;
-        row_batch batch;
+        row_batches batches;
         bt_status status = BT_OK;
         uint32_t rows = 0;
         (void)make_stream();
         bt_store_le32(stream + at, value);
-        row_assembler_init(&assembler, &expect);
+        row_assembler_init(&assembler, &expect, pool);
         for (size_t i = 0; i < count && status == BT_OK; i += step) {
+            const row_bytes part = {.bytes = payload, .count = step};
             memcpy(payload, stream + i, step);
-            status = row_assembler_push(&assembler, payload, step, &batch);
-            rows += status == BT_OK ? batch.count : 0;
+            status = row_assembler_push(&assembler, &part, &batches);
+            for (uint32_t k = 0; status == BT_OK && k < batches.count; k++)
+                rows += batches.rows[k];
         }
         assert_int_equal(status, why == NULL ? BT_OK : BT_ERR_PEER_PROTOCOL);
         if (why == NULL) {
@@ -197,12 +257,13 @@ static void an_impossible_record_is_not_waited_for(void **state) {
     static const uint32_t lengths[] = {0, ROW_RECORD_HEADER_BYTES - 1, 1u << 30};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         row_assembler assembler;
-        row_batch batch;
+        row_batches batches;
+        const row_bytes three = {.bytes = payload, .count = 3};
+        const row_bytes one = {.bytes = payload + 3, .count = 1};
         bt_store_le32(payload, lengths[i]);
-        row_assembler_init(&assembler, &expect);
-        assert_int_equal(row_assembler_push(&assembler, payload, 3, &batch), BT_OK);
-        assert_int_equal(row_assembler_push(&assembler, payload + 3, 1, &batch),
-                         BT_ERR_PEER_PROTOCOL);
+        row_assembler_init(&assembler, &expect, pool);
+        assert_int_equal(row_assembler_push(&assembler, &three, &batches), BT_OK);
+        assert_int_equal(row_assembler_push(&assembler, &one, &batches), BT_ERR_PEER_PROTOCOL);
         assert_string_equal(assembler.fault, "a record of an impossible length");
         row_assembler_fini(&assembler);
     }
@@ -228,7 +289,7 @@ static void bounded_rows_are_cut_at_the_cap(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         row_expectation wanted = expect;
         row_assembler assembler;
-        row_batch batch;
+        row_batches batches;
         wanted.mask_bounded = cases[i].is_bounded;
         const token_row row = {.token = 3,
                                .mask_mode = ROW_MASK_SUPPORT,
@@ -239,9 +300,9 @@ static void bounded_rows_are_cut_at_the_cap(void **state) {
                                .support_ids = ids,
                                .support_logprobs = logprobs};
         row_record_encode(&row, payload);
-        row_assembler_init(&assembler, &wanted);
-        const bt_status status = row_assembler_push(
-            &assembler, payload, row_record_bytes(token_row_widths(&row)), &batch);
+        row_assembler_init(&assembler, &wanted, pool);
+        const row_bytes in = {.bytes = payload, .count = row_record_bytes(token_row_widths(&row))};
+        const bt_status status = row_assembler_push(&assembler, &in, &batches);
         assert_int_equal(status, cases[i].why == NULL ? BT_OK : BT_ERR_PEER_PROTOCOL);
         if (cases[i].why != NULL && strstr(assembler.fault, cases[i].why) == NULL)
             fail_msg("'%s' is not '%s'", assembler.fault, cases[i].why);
@@ -255,7 +316,7 @@ static bt_status push_wide(const row_expectation *wanted, uint32_t tops, uint32_
     row_top top[8];
     const float logprobs[8] = {-1.0f};
     row_assembler assembler;
-    row_batch batch;
+    row_batches batches;
     for (int32_t i = 0; i < 8; i++)
         top[i] = (row_top){.id = i, .logprob = -1.0f};
     if (tops > 0) top[tops - 1].id = last;
@@ -266,10 +327,10 @@ static bt_status push_wide(const row_expectation *wanted, uint32_t tops, uint32_
                            .id_logprob_count = ids,
                            .id_logprobs = logprobs};
     row_record_encode(&row, payload);
-    row_assembler_init(&assembler, wanted);
-    const size_t bytes = row_record_bytes(token_row_widths(&row));
-    const bt_status status = row_assembler_push(&assembler, payload, bytes, &batch);
-    if (status == BT_OK) assert_int_equal(batch.bytes, bytes);
+    row_assembler_init(&assembler, wanted, pool);
+    const row_bytes in = {.bytes = payload, .count = row_record_bytes(token_row_widths(&row))};
+    const bt_status status = row_assembler_push(&assembler, &in, &batches);
+    if (status == BT_OK) assert_int_equal(batches.runs[0].count, in.count);
     row_assembler_fini(&assembler);
     return status;
 }
@@ -297,7 +358,7 @@ static void log_probabilities_are_as_many_as_asked_for(void **state) {
     assert_int_equal(push_wide(&wanted, 0, 1, 0), BT_ERR_PEER_PROTOCOL);
 }
 
-/* A whole frame behind the largest unfinished record still fits, and memory is given back. */
+/* What is pending is at most one record, in a block of its size, and is given back. */
 static void memory_is_bounded(void **state) {
     (void)state;
     enum { WIDE = 40000 };
@@ -310,34 +371,48 @@ static void memory_is_bounded(void **state) {
                            .support_ids = ids,
                            .support_logprobs = logprobs};
     row_assembler assembler;
-    row_batch batch;
-    row_assembler_init(&assembler, &wide);
+    row_batches batches;
+    row_assembler_init(&assembler, &wide, pool);
     row_record_encode(&row, record);
+    const size_t first = PROTO_FRAME_PAYLOAD_MAX;
+    const row_bytes parts[2] = {{.bytes = record, .count = first},
+                                {.bytes = record + first, .count = sizeof record - first}};
     for (int round = 0; round < 3; round++) {
-        const size_t left = sizeof record - PROTO_FRAME_PAYLOAD_MAX;
-        assert_int_equal(row_assembler_push(&assembler, record, PROTO_FRAME_PAYLOAD_MAX, &batch),
-                         BT_OK);
-        assert_int_equal(batch.count, 0);
-        assert_int_equal(
-            row_assembler_push(&assembler, record + PROTO_FRAME_PAYLOAD_MAX, left, &batch), BT_OK);
-        assert_int_equal(batch.count, 1);
-        assert_memory_equal(batch.records, record, sizeof record);
+        assert_int_equal(row_assembler_push(&assembler, &parts[0], &batches), BT_OK);
+        assert_int_equal(batches.count, 0);
+        assert_true(bt_block_pool_used_bytes(pool) <= sizeof record + sizeof record / 8);
+        assert_int_equal(row_assembler_push(&assembler, &parts[1], &batches), BT_OK);
+        assert_int_equal(batches.count, 1);
+        assert_memory_equal(batches.runs[0].bytes, record, sizeof record);
+        assert_true(bt_block_pool_used_bytes(pool) <= sizeof record + sizeof record / 8);
     }
-    assert_true(assembler.capacity <= 2 * (sizeof record + PROTO_FRAME_PAYLOAD_MAX));
-    assert_int_equal(row_assembler_push(&assembler, record, 0, &batch), BT_OK);
-    assert_int_equal(assembler.capacity, 0);
+    assert_int_equal(row_assembler_push(&assembler, &(row_bytes){.count = 0}, &batches), BT_OK);
+    assert_int_equal(bt_block_pool_used_bytes(pool), 0);
     row_assembler_fini(&assembler);
+}
+
+static int make_pool(void **state) {
+    (void)state;
+    const bt_block_pool_options options = {.idle_bytes_max = 1 << 20};
+    return bt_block_pool_create(&options, &pool) == BT_OK ? 0 : -1;
+}
+
+static int destroy_pool(void **state) {
+    (void)state;
+    bt_block_pool_destroy(pool);
+    return 0;
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_split_gives_the_same_rows),
         cmocka_unit_test(single_bytes_give_the_same_rows),
+        cmocka_unit_test(only_what_is_cut_is_copied),
         cmocka_unit_test(what_is_not_expected_is_refused_by_name),
         cmocka_unit_test(an_impossible_record_is_not_waited_for),
         cmocka_unit_test(bounded_rows_are_cut_at_the_cap),
         cmocka_unit_test(log_probabilities_are_as_many_as_asked_for),
         cmocka_unit_test(memory_is_bounded),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_pool, destroy_pool);
 }

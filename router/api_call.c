@@ -288,30 +288,43 @@ static bt_status start_portion(api_call *call, bt_text *scratch, bool *is_all_ou
     return status;
 }
 
+static void refuse_whole(api_call *call, bt_status status) {
+    api_sample *s = &call->samples[0];
+    s->finish = (api_finish){0};
+    api_sample_fail(call, s, status);
+    cancel(call);
+    answer_failure(call, &s->finish);
+}
+
 /* A reply that is sent when it is complete: with its length if that is known, or it is small. */
-static void start_whole(api_call *call) {
+static void pump_measuring(api_call *call) {
     const api_output *output = &call->options.output;
     const bool is_tensors = call->request->wants_safetensors;
     bt_text *scratch = call->options.scratch;
-    int64_t bytes = -1;
+    bool is_measured;
     bool is_all = false;
-    bt_text_clear(scratch);
-    api_whole_begin(call);
-    bt_status status = api_whole_measure(call, &bytes);
-    if (status == BT_OK) status = start_portion(call, scratch, &is_all);
-    if (status != BT_OK) {
-        api_sample *s = &call->samples[0];
-        s->finish = (api_finish){0};
-        api_sample_fail(call, s, status);
-        cancel(call);
-        answer_failure(call, &s->finish);
+    bt_status status = api_whole_measure(call, &is_measured);
+    if (status == BT_OK && !is_measured) {
+        output->wake(output->context);
         return;
     }
-    if (is_all) bytes = (int64_t)scratch->used;
+    bt_text_clear(scratch);
+    if (status == BT_OK) status = start_portion(call, scratch, &is_all);
+    if (status != BT_OK) {
+        refuse_whole(call, status);
+        return;
+    }
+    const int64_t bytes = is_all ? (int64_t)scratch->used : call->whole.bytes;
     call->state = API_CALL_WRITING;
     output->begin(output->context, 200, is_tensors ? TENSORS_TYPE : JSON_TYPE, bytes, NULL);
     output->add(output->context, scratch->bytes, scratch->used);
     pump_whole(call);
+}
+
+static void start_whole(api_call *call) {
+    api_whole_begin(call);
+    call->state = API_CALL_MEASURING;
+    pump_measuring(call);
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */
@@ -454,6 +467,7 @@ static void pump(api_call *call) {
     switch (call->state) {
     case API_CALL_WAITING: pump_waiting(call); break;
     case API_CALL_STREAMING: pump_stream(call); break;
+    case API_CALL_MEASURING: pump_measuring(call); break;
     case API_CALL_WRITING: pump_whole(call); break;
     case API_CALL_ANSWERED: break;
     }
@@ -463,7 +477,7 @@ static void pump(api_call *call) {
 
 /* Nothing that comes changes what the reply says: all samples are over. */
 static bool is_settled(const api_call *call) {
-    return call->state == API_CALL_WRITING || call->state == API_CALL_ANSWERED;
+    return call->state != API_CALL_WAITING && call->state != API_CALL_STREAMING;
 }
 
 void api_call_on_rows(api_call *call, uint32_t index, const dispatch_rows *rows) {

@@ -11,7 +11,8 @@
  *              have ended, so that a refusal found by a worker is still the client's 400; and until
  *              the log-probabilities of that sample's prompt are there, where they were asked for
  *   STREAMING  events are written; a later failure is an event
- *   WRITING    a whole reply is being written
+ *   MEASURING  a whole reply is complete; its length is being found out, in slices
+ *   WRITING    it is being written
  *   ANSWERED   the output was ended; what still comes from the backend is dropped
  *
  * Credit: bytes of the row streams are granted again when everything due was handed to the output
@@ -40,6 +41,7 @@ typedef struct api_output {
     void (*end)(void *context);
     void (*cut)(void *context); /* the answer cannot be finished honestly: drop the connection */
     size_t (*room)(void *context);
+    void (*wake)(void *context); /* api_call_on_room is to be called soon, room or not */
     void *context;
 } api_output;
 
@@ -79,6 +81,7 @@ typedef struct api_finish {
 typedef enum api_call_state {
     API_CALL_WAITING,
     API_CALL_STREAMING,
+    API_CALL_MEASURING,
     API_CALL_WRITING,
     API_CALL_ANSWERED,
 } api_call_state;
@@ -140,7 +143,9 @@ typedef struct api_whole {
     uint64_t now_us; /* so that it is as long each time it is formatted */
     double wall_seconds;
     /* safetensors: */
+    uint32_t measured; /* samples whose JSON was begun to be measured */
     uint64_t json_bytes, head_bytes;
+    int64_t bytes;        /* of everything; -1: not known, as of other replies */
     tensor_header header; /* of the parts written */
     uint64_t head_written;
 } api_whole;

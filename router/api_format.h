@@ -79,8 +79,8 @@ void api_completion_add_part(api_call *call, const api_part *part);
 /* ---- whole replies (api_whole.c) ------------------------------------------------------------- */
 
 void api_whole_begin(api_call *call);
-/* The length of the body where it must be known before its first byte, else -1. */
-BT_MUST_CHECK bt_status api_whole_measure(api_call *call, int64_t *bytes_out);
+/* A slice of finding out call->whole.bytes, where it must be known before the first byte. */
+BT_MUST_CHECK bt_status api_whole_measure(api_call *call, bool *is_complete_out);
 /* Puts the next part into the writer; false: that was the last one. */
 bool api_whole_next(api_call *call);
 

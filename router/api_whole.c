@@ -4,22 +4,32 @@
  *   safetensors   the head: its length, a part for each sample, its end; then the arrays of each
  *                 sample; then the JSON, which lacks what is in the arrays
  *
- * The head says how long everything is, so a safetensors reply is formatted twice: its JSON once
- * for the length alone. What may differ between the two is fixed before (the time), or does not
- * change once a reply is being written. Arrays are not looked at to know their lengths. Rows are
- * kept until their last part is written. */
+ * The head says how long everything is, so the JSON of a safetensors reply is formatted twice,
+ * once for its length alone, in slices between which other calls have their turns. What may differ
+ * between the two is fixed before (the time), or does not change once a reply is being written.
+ * Arrays are not looked at to know their lengths. Rows are kept until their last part is written.
+ */
 #include "base/little_endian.h"
 #include "router/api_format.h"
 #include "router/tensor_header.h"
 
-enum { MEASURED_BYTES = 64 * 1024, LENGTH_BYTES = 8 };
+enum {
+    LENGTH_BYTES = 8,
+    MEASURED_BYTES = 64 * 1024, /* of JSON made at once, */
+    SLICE_BYTES = 512 * 1024,   /* and in one go: about a millisecond */
+};
 
 static bool is_tensors(const api_call *call) {
     return call->request->wants_safetensors;
 }
 
 void api_whole_begin(api_call *call) {
-    call->whole = (api_whole){0};
+    const api_time *time = &call->options.time;
+    call->whole = (api_whole){.bytes = -1};
+    if (!is_tensors(call)) return;
+    call->whole.is_fixed = true;
+    call->whole.now_us = bt_clock_now_us(&time->clock);
+    call->whole.wall_seconds = time->wall_seconds(time->context);
 }
 
 /* What was written is not needed any more. */
@@ -65,17 +75,25 @@ static void add_to_head(const api_call *call, tensor_header *header, bt_text *ou
     tensor_header_add(header, out, has_prefixes(call) ? (int64_t)sample : -1, &sizes);
 }
 
-static bt_status measure_json(api_call *call, uint32_t sample) {
+/* Adds up the JSON up to about a slice; *is_complete_out: all of it. */
+static bt_status measure_json(api_call *call, bool *is_complete_out) {
     bt_text *scratch = call->options.scratch;
-    bt_status status = BT_OK;
-    start_json(call, sample);
-    while (status == BT_OK && !reply_writer_is_done(&call->writer)) {
+    api_whole *whole = &call->whole;
+    const uint64_t stop = whole->json_bytes + SLICE_BYTES;
+    *is_complete_out = false;
+    while (whole->json_bytes < stop) {
+        if (reply_writer_is_done(&call->writer)) {
+            if (whole->measured > 0) reply_store_rest(&call->samples[whole->measured - 1].store);
+            *is_complete_out = whole->measured == call->sample_count;
+            if (*is_complete_out) return BT_OK;
+            start_json(call, whole->measured++);
+        }
         bt_text_clear(scratch);
-        status = reply_writer_produce(&call->writer, scratch, MEASURED_BYTES);
-        call->whole.json_bytes += scratch->used;
+        const bt_status status = reply_writer_produce(&call->writer, scratch, MEASURED_BYTES);
+        if (status != BT_OK) return status;
+        whole->json_bytes += scratch->used;
     }
-    reply_store_rest(&call->samples[sample].store);
-    return status;
+    return BT_OK;
 }
 
 static uint64_t head_length(api_call *call, tensor_header *header) {
@@ -93,23 +111,15 @@ static uint64_t head_length(api_call *call, tensor_header *header) {
     return length + scratch->used;
 }
 
-bt_status api_whole_measure(api_call *call, int64_t *bytes_out) {
-    const api_time *time = &call->options.time;
-    api_whole *whole = &call->whole;
+bt_status api_whole_measure(api_call *call, bool *is_complete_out) {
     tensor_header header = {0};
-    *bytes_out = -1;
+    *is_complete_out = true;
     if (!is_tensors(call)) return BT_OK;
-    whole->is_fixed = true;
-    whole->now_us = bt_clock_now_us(&time->clock);
-    whole->wall_seconds = time->wall_seconds(time->context);
-    for (uint32_t i = 0; i < call->sample_count; i++) {
-        const bt_status status = measure_json(call, i);
-        if (status != BT_OK) return status;
-    }
-    whole->head_bytes = head_length(call, &header);
-    bt_text_clear(call->options.scratch);
+    const bt_status status = measure_json(call, is_complete_out);
+    if (status != BT_OK || !*is_complete_out) return status;
+    call->whole.head_bytes = head_length(call, &header);
     if (call->options.scratch->has_failed) return BT_ERR_WORKER_MEMORY;
-    *bytes_out = (int64_t)(LENGTH_BYTES + whole->head_bytes + header.data_bytes);
+    call->whole.bytes = (int64_t)(LENGTH_BYTES + call->whole.head_bytes + header.data_bytes);
     return BT_OK;
 }
 

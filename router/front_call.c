@@ -42,9 +42,19 @@ static size_t room(void *context) {
     return http_exchange_room(call->exchange);
 }
 
+static void wake(void *context) {
+    const front_call *call = context;
+    http_exchange_wake(call->exchange);
+}
+
 static api_output output_of(front_call *call) {
-    return (api_output){
-        .begin = begin, .add = add, .end = end, .cut = cut, .room = room, .context = call};
+    return (api_output){.begin = begin,
+                        .add = add,
+                        .end = end,
+                        .cut = cut,
+                        .room = room,
+                        .wake = wake,
+                        .context = call};
 }
 
 static void cancel(void *context, uint32_t item) {

@@ -52,6 +52,12 @@ void http_exchange_own(http_exchange *exchange, const http_owner *owner) {
     exchange->owner = *owner;
 }
 
+void http_exchange_wake(http_exchange *exchange) {
+    BT_ASSERT(exchange->state == HTTP_STATE_ANSWERING);
+    exchange->is_woken = true;
+    bufferevent_trigger(exchange->bev, EV_WRITE, BEV_TRIG_DEFER_CALLBACKS);
+}
+
 size_t http_exchange_room(const http_exchange *exchange) {
     size_t queued = evbuffer_get_length(bufferevent_get_output(exchange->bev));
     return queued < HTTP_OUTPUT_HIGH ? HTTP_OUTPUT_HIGH - queued : 0;

@@ -38,6 +38,7 @@ struct http_exchange { /* a connection; it has one exchange at a time */
     bool is_receiving; /* http_receive is on the stack */
     bool peer_closed;  /* no more input will come */
     bool has_begun;    /* the status line is out */
+    bool is_woken;     /* the owner asked for on_room */
     bool is_chunked;   /* of the answer */
     bool is_head_only;
     bool keeps_alive;

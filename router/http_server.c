@@ -188,8 +188,9 @@ static void on_write(struct bufferevent *bev, void *context) {
     size_t left = evbuffer_get_length(bufferevent_get_output(bev));
     switch (exchange->state) {
     case HTTP_STATE_ANSWERING:
-        if (exchange->has_begun && exchange->owner.on_room != NULL)
-            exchange->owner.on_room(exchange->owner.context);
+        if (!exchange->has_begun && !exchange->is_woken) break;
+        exchange->is_woken = false;
+        if (exchange->owner.on_room != NULL) exchange->owner.on_room(exchange->owner.context);
         break;
     case HTTP_STATE_IDLE:
     case HTTP_STATE_HEAD:

@@ -81,6 +81,8 @@ void http_exchange_end(http_exchange *exchange);
 void http_exchange_cut(http_exchange *exchange);
 /* begin, add and end at once. */
 void http_exchange_reply(http_exchange *exchange, const http_head *head, const char *body);
+/* The owner's on_room is called soon, also before begin: to go on with long work in slices. */
+void http_exchange_wake(http_exchange *exchange);
 /* How many bytes may be added now; 0 until the client read some of what is queued. */
 size_t http_exchange_room(const http_exchange *exchange);
 

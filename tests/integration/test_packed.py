@@ -321,6 +321,13 @@ def the_documented_core_works():
 
 
 @case
+def long_lists_beside_the_arrays():
+    """Megabytes of JSON, whose length is found out in slices before the file begins."""
+    reply = check_forms(**masked(sampling_params=sample(200, n=4), return_logprob=True, top_logprobs_num=128))
+    check(len(json.dumps(reply)) > 2 << 20, "enough for several slices")
+
+
+@case
 def a_reply_larger_than_its_memory():
     """Rows that were spilled to the file are read in every form."""
     reply = check_forms(**masked(sampling_params=sample(200, n=16, top_k=CAP, top_p=1),

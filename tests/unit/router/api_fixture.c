@@ -47,6 +47,12 @@ static size_t on_get_room(void *context) {
     return ((api_fixture *)context)->room;
 }
 
+static void on_wake(void *context) {
+    api_fixture *f = context;
+    assert_int_equal(f->begin_count, 0);
+    f->wake_count++;
+}
+
 static void on_cancel(void *context, uint32_t item) {
     api_fixture *f = context;
     assert_true(item < f->call.batch.count);
@@ -133,6 +139,7 @@ static void forget(api_fixture *f) {
     memset(f->cancelled_samples, 0, sizeof(f->cancelled_samples));
     f->retractions = 0;
     f->room = SIZE_MAX;
+    f->wake_count = 0;
 }
 
 int api_fixture_tear_down(void **state) {
@@ -153,6 +160,7 @@ bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
                                .end = on_end,
                                .cut = on_cut,
                                .room = on_get_room,
+                               .wake = on_wake,
                                .context = f};
     const api_call_options options = {
         .settings = &f->settings,

@@ -35,6 +35,7 @@ typedef struct api_fixture {
     int64_t content_bytes;
     unsigned begin_count, end_count, cut_count;
     size_t room; /* SIZE_MAX: as much as wanted */
+    unsigned wake_count;
     /* What the backend was told. */
     unsigned cancel_count; /* of items */
     unsigned cancelled_samples[API_FIXTURE_SAMPLES_MAX];

@@ -303,6 +303,51 @@ static void test_portions(void **state) {
     free(copy);
 }
 
+/* Rows with the largest log-probabilities of each position, which go into the JSON. */
+static void feed_tops(api_fixture *f, uint32_t rows) {
+    row_top top[64];
+    for (uint32_t i = 0; i < 64; i++) {
+        top[i] = (row_top){(int32_t)i, -0.1f - (float)i};
+    }
+    for (uint32_t i = 0; i < rows; i++) {
+        const token_row row = {
+            .token = 65, .has_logprob = 1, .token_logprob = -0.1f, .top_count = 64, .top = top};
+        api_fixture_feed(f, 0, &row);
+    }
+}
+
+/* A long JSON is measured in slices, between which other calls have their turns. */
+static void test_slices(void **state) {
+    static const char body[] = "{" PROMPT ",\"return_logprob\":true,\"top_logprobs_num\":64,"
+                               "\"sampling_params\":{\"max_new_tokens\":2000}}";
+    api_fixture *f = *state;
+    f->model.context_tokens = 3000;
+    f->model.room_tokens = 3000;
+    f->limits.memory.bytes_max = 1 << 24;
+    for (int leaves = 0; leaves < 2; leaves++) {
+        unsigned slices = 1;
+        assert_true(ask(f, API_GENERATE, body));
+        feed_tops(f, 1000);
+        api_fixture_length(f);
+        assert_int_equal(f->begin_count, 0);
+        for (; f->wake_count > 0 && !(leaves && slices == 2); slices++) {
+            f->wake_count = 0;
+            api_call_on_room(&f->call);
+        }
+        if (leaves) {
+            api_call_on_gone(&f->call);
+            assert_int_equal(f->begin_count, 0);
+            continue;
+        }
+        assert_true(slices > 2);
+        uint8_t *copy;
+        bt_safetensors *file = open_body(f, &copy);
+        assert_true(bt_safetensors_find(file, "reply_json")->elements > slices / 2 * 512 * 1024);
+        bt_safetensors_close(file);
+        free(copy);
+    }
+}
+
 #ifdef BT_FAULT
 /* A failure is told, or the answer is cut; never a file that ends early. */
 static void test_out_of_memory(void **state) {
@@ -332,7 +377,7 @@ int main(void) {
         CASE(test_plain),         CASE(test_masks),
         CASE(test_no_rows),       CASE(test_errors_stay_json),
         CASE(test_samples),       CASE(test_chat),
-        CASE(test_portions),
+        CASE(test_portions),      CASE(test_slices),
 #ifdef BT_FAULT
         CASE(test_out_of_memory),
 #endif

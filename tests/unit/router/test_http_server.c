@@ -354,6 +354,36 @@ static void test_back_pressure(void **state) {
     http_exchange_end(f->held[0]);
 }
 
+/* Long work before an answer begins, in slices: the owner hears once for each time it asks, also
+ * behind an answer that is still on its way, and not when the client has left. */
+static void test_wake(void **state) {
+    static const char REQUEST[] = "GET /later HTTP/1.1\r\n" H "\r\n";
+    fixture *f = *state;
+    put(f, REQUEST, strlen(REQUEST));
+    turn(f);
+    assert_int_equal(f->room_count, 0);
+    for (unsigned i = 1; i < 4; i++) {
+        http_exchange_wake(f->held[0]);
+        assert_int_equal(f->room_count, i - 1); /* not inside the call */
+        turn(f);
+        assert_int_equal(f->room_count, i);
+    }
+    static char block[100000];
+    const http_head head = {200, "text/plain", sizeof(block), NULL};
+    http_exchange_reply(f->held[0], &head, block);
+    put(f, REQUEST, strlen(REQUEST));
+    assert_int_equal(f->held_count, 2);
+    f->room_count = 0;
+    http_exchange_wake(f->held[1]);
+    (void)take(f);
+    assert_int_equal(f->room_count, 1);
+    http_exchange_wake(f->held[1]);
+    close(f->client);
+    f->client = -1;
+    turn(f);
+    assert_int_equal(f->gone_count, 1);
+}
+
 static void test_clients_that_leave(void **state) {
     fixture *f = *state;
     /* Half close while the answer is awaited, and a full close in the middle of a stream. */
@@ -468,6 +498,7 @@ int main(void) {
         CASE(test_connections_are_capped),
         CASE(test_stream_in_chunks),
         CASE(test_back_pressure),
+        CASE(test_wake),
         CASE(test_clients_that_leave),
         CASE(test_answer_before_a_half_close),
         CASE(test_cut),

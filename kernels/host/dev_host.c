@@ -19,7 +19,8 @@ static bt_status create_scratch(dev_host *dev, uint32_t threads) {
     if (!bt_mul_size(dev->scratch_floats * sizeof(float), threads, &bytes))
         return BT_ERR_WORKER_MEMORY;
     dev->scratch = bt_calloc_aligned(HOST_ALIGN_BYTES, bytes);
-    return dev->scratch == NULL ? BT_ERR_WORKER_MEMORY : BT_OK;
+    dev->claims = bt_calloc_aligned(HOST_ALIGN_BYTES, threads * sizeof *dev->claims);
+    return dev->scratch == NULL || dev->claims == NULL ? BT_ERR_WORKER_MEMORY : BT_OK;
 }
 
 bt_status dev_host_create(const dev_host_options *options, dev_host **out, bt_error *error) {
@@ -49,6 +50,7 @@ void dev_host_destroy(dev_host *dev) {
     if (dev == NULL) return;
     pool_destroy(dev->workers);
     bt_free(dev->scratch);
+    bt_free(dev->claims);
     bt_free(dev);
 }
 

@@ -2,6 +2,8 @@
 #ifndef BT_KERNELS_HOST_DEV_HOST_INTERNAL_H
 #define BT_KERNELS_HOST_DEV_HOST_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "kernels/host/isa.h"
 #include "kernels/host/pool.h"
 #include "kernels/ops.h"
@@ -12,10 +14,16 @@ enum {
     HOST_ALIGN_BYTES = 64,
 };
 
+/* How far the parts of a product that one thread begins with have been claimed. */
+typedef struct host_claims {
+    _Alignas(HOST_ALIGN_BYTES) _Atomic uint32_t next;
+} host_claims;
+
 struct dev_host {
     const host_isa *isa;
     pool *workers;
-    float *scratch; /* [threads][scratch_floats] */
+    float *scratch;      /* [threads][scratch_floats] */
+    host_claims *claims; /* [threads] */
     size_t scratch_floats;
     uint32_t width_max;      /* head_dim_max rounded up to 64 */
     uint32_t attention_rows; /* most query rows of one item */

@@ -48,26 +48,29 @@ typedef struct host_attention_block {
     float *scores;  /* scratch [rows][64] */
 } host_attention_block;
 
-/* A panel of quantised weights. */
+/* The columns [first, first + columns) of a panel: all 64, or half of them if it is PACK_BF16. */
 typedef struct host_panel {
     const uint8_t *data;
     uint32_t depth;
-    pack_format format; /* not PACK_BF16 */
+    pack_format format;
+    uint32_t first;
+    uint32_t columns;
 } host_panel;
+enum { HOST_HALF_COLUMNS = PACK_PANEL_COLUMNS / 2 };
 
 typedef struct host_isa {
     const char *name;
     bool (*is_supported)(void);
-    /* out [rows][64] = x [rows][depth] times one panel. */
-    void (*panel_matmul)(float *out, const float *x, size_t x_stride, const uint16_t *panel,
-                         uint32_t depth, uint32_t rows);
+    /* These columns of out [rows][64] = x [rows][depth] times the panel, which is PACK_BF16. */
+    void (*panel_matmul)(float *out, const float *x, size_t x_stride, const host_panel *panel,
+                         uint32_t rows);
     /* The same with quantised weights. */
     void (*quantised_matmul)(float *out, const float *x, size_t x_stride, const host_panel *panel,
                              uint32_t rows);
-    /* out [rows][columns] = acc [rows][64] (+ bias) (+ out). */
+    /* out [rows][columns] = acc [rows][columns of 64] (+ bias) (+ out). */
     void (*matmul_finish)(float *out, size_t out_stride, const float *acc, const float *bias,
                           uint32_t rows, uint32_t columns, bool adds);
-    /* out [rows][columns] = silu(gate [rows][64]) * up [rows][64]. */
+    /* out [rows][columns] = silu(gate) * up, both [rows][columns of 64]. */
     void (*silu_mul)(float *out, size_t out_stride, const float *gate, const float *up,
                      uint32_t rows, uint32_t columns);
     void (*rms_norm)(float *out, const float *x, const float *weight, uint32_t width,

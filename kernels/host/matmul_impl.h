@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "base/compiler.h"
+#include "kernels/host/isa.h"
 #include "kernels/host/simd.h"
 #include "kernels/pack.h"
 
@@ -111,27 +112,37 @@ static inline uint32_t tile_columns(uint32_t rows) {
     return 16U * (rows == 1 ? SIMD_VECTORS_1 : rows == 2 ? SIMD_VECTORS_2 : SIMD_VECTORS_6);
 }
 
-static BT_ALWAYS_INLINE void tile_of_rows(const tile_operands *o, uint32_t rows, tile_kind kind) {
+/* At most `most` vectors of columns. */
+static BT_ALWAYS_INLINE void tile_of_rows(const tile_operands *o, uint32_t rows, tile_kind kind,
+                                          int most) {
+    const int for_1 = SIMD_VECTORS_1 < most ? SIMD_VECTORS_1 : most;
+    const int for_2 = SIMD_VECTORS_2 < most ? SIMD_VECTORS_2 : most;
+    const int for_6 = SIMD_VECTORS_6 < most ? SIMD_VECTORS_6 : most;
     switch (rows) {
-    case 1: tile(o, 1, SIMD_VECTORS_1, kind); return;
-    case 2: tile(o, 2, SIMD_VECTORS_2, kind); return;
-    case 3: tile(o, 3, SIMD_VECTORS_6, kind); return;
-    case 4: tile(o, 4, SIMD_VECTORS_6, kind); return;
-    case 5: tile(o, 5, SIMD_VECTORS_6, kind); return;
-    case 6: tile(o, 6, SIMD_VECTORS_6, kind); return;
+    case 1: tile(o, 1, for_1, kind); return;
+    case 2: tile(o, 2, for_2, kind); return;
+    case 3: tile(o, 3, for_6, kind); return;
+    case 4: tile(o, 4, for_6, kind); return;
+    case 5: tile(o, 5, for_6, kind); return;
+    case 6: tile(o, 6, for_6, kind); return;
     }
 }
 
 static void tile_packed(const tile_operands *o, uint32_t rows) {
-    tile_of_rows(o, rows, TILE_PACKED);
+    tile_of_rows(o, rows, TILE_PACKED, TILE_VECTORS_MAX);
+}
+
+/* Of half a panel. */
+static void tile_packed_half(const tile_operands *o, uint32_t rows) {
+    tile_of_rows(o, rows, TILE_PACKED, TILE_VECTORS_MAX / 2);
 }
 
 static void tile_f32(const tile_operands *o, uint32_t rows) {
-    tile_of_rows(o, rows, TILE_F32);
+    tile_of_rows(o, rows, TILE_F32, TILE_VECTORS_MAX);
 }
 
 static void tile_bf16(const tile_operands *o, uint32_t rows) {
-    tile_of_rows(o, rows, TILE_BF16);
+    tile_of_rows(o, rows, TILE_BF16, TILE_VECTORS_MAX);
 }
 
 /* Rows of the next tile when `rows` are left: as few tiles as possible, of nearly equal height. */
@@ -140,58 +151,67 @@ static inline uint32_t tile_rows(uint32_t rows) {
     return (rows + tiles - 1) / tiles;
 }
 
-/* A block of one panel for all rows. Each pass of a tile also asks for a part of the block that
- * comes next in memory, so that the first pass over that one need not wait. */
-static void panel_block(float *out, const float *x, size_t x_stride, const uint16_t *panel,
-                        uint32_t depth, uint32_t rows, bool accumulates) {
-    const size_t k_bytes = PACK_PANEL_COLUMNS * sizeof *panel;
-    const uintptr_t next = (uintptr_t)panel + depth * k_bytes;
+/* Some inputs of a panel's columns, for all rows. Each pass of a tile also asks for a part of the
+ * block that comes next in memory, so that the first pass over that one need not wait. */
+static void panel_block(float *out, const float *x, size_t x_stride, const host_panel *panel,
+                        uint32_t first_input, uint32_t rows) {
+    const size_t k_bytes = PACK_PANEL_COLUMNS * sizeof(uint16_t);
+    const uint32_t rest = panel->depth - first_input;
+    const uint32_t depth = rest < SIMD_BLOCK_DEPTH ? rest : SIMD_BLOCK_DEPTH;
+    const uint8_t *data = panel->data + first_input * k_bytes;
+    const uint16_t *weights = (const uint16_t *)(const void *)data;
+    const uintptr_t next = (uintptr_t)data + depth * k_bytes;
+    const uint32_t end = panel->first + panel->columns;
     uint32_t count, pass = 0;
     for (uint32_t row = 0; row < rows; row += count) {
         count = tile_rows(rows - row);
-        const uint32_t columns = tile_columns(count);
-        const size_t strip = columns * sizeof *panel;
-        tile_operands o = {.a = x + row * x_stride,
+        const bool is_half = tile_columns(count) > panel->columns;
+        const uint32_t columns = is_half ? panel->columns : tile_columns(count);
+        const size_t strip = columns * sizeof *weights;
+        tile_operands o = {.a = x + row * x_stride + first_input,
                            .a_stride = x_stride,
                            .b_stride = PACK_PANEL_COLUMNS,
                            .depth = depth,
                            .c_stride = PACK_PANEL_COLUMNS,
-                           .accumulates = accumulates,
+                           .accumulates = first_input > 0,
                            .ahead_step = strip < CACHE_LINE ? strip : CACHE_LINE};
-        for (uint32_t column = 0; column < PACK_PANEL_COLUMNS; column += columns, pass++) {
-            o.b.bf16 = panel + column;
+        for (uint32_t column = panel->first; column < end; column += columns, pass++) {
+            o.b.bf16 = weights + column;
             o.c = out + (size_t)row * PACK_PANEL_COLUMNS + column;
             o.ahead = next + pass % (k_bytes / o.ahead_step) * depth * o.ahead_step;
-            tile_packed(&o, count);
+            if (is_half)
+                tile_packed_half(&o, count);
+            else
+                tile_packed(&o, count);
         }
     }
 }
 
 /* One pass that reads the panel as it lies in memory. */
-static void panel_pass(float *out, const float *x, size_t x_stride, const uint16_t *panel,
-                       uint32_t depth, uint32_t rows) {
+static void panel_pass(float *out, const float *x, size_t x_stride, const host_panel *panel,
+                       uint32_t rows) {
     const tile_operands o = {.a = x,
                              .a_stride = x_stride,
-                             .b.bf16 = panel,
+                             .b.bf16 = (const uint16_t *)(const void *)panel->data + panel->first,
                              .b_stride = PACK_PANEL_COLUMNS,
-                             .depth = depth,
-                             .c = out,
+                             .depth = panel->depth,
+                             .c = out + panel->first,
                              .c_stride = PACK_PANEL_COLUMNS};
-    tile_packed(&o, rows);
+    if (tile_columns(rows) > panel->columns)
+        tile_packed_half(&o, rows);
+    else
+        tile_packed(&o, rows);
 }
 
-static void panel_matmul(float *out, const float *x, size_t x_stride, const uint16_t *panel,
-                         uint32_t depth, uint32_t rows) {
+static void panel_matmul(float *out, const float *x, size_t x_stride, const host_panel *panel,
+                         uint32_t rows) {
     if (rows == 0) return;
-    if (rows <= SIMD_TILE_ROWS && tile_columns(rows) == PACK_PANEL_COLUMNS) {
-        panel_pass(out, x, x_stride, panel, depth, rows);
+    if (rows <= SIMD_TILE_ROWS && tile_columns(rows) >= panel->columns) {
+        panel_pass(out, x, x_stride, panel, rows);
         return;
     }
-    for (uint32_t k = 0; k < depth; k += SIMD_BLOCK_DEPTH) {
-        const uint32_t rest = depth - k;
-        panel_block(out, x + k, x_stride, panel + (size_t)k * PACK_PANEL_COLUMNS,
-                    rest < SIMD_BLOCK_DEPTH ? rest : SIMD_BLOCK_DEPTH, rows, k > 0);
-    }
+    for (uint32_t k = 0; k < panel->depth; k += SIMD_BLOCK_DEPTH)
+        panel_block(out, x, x_stride, panel, k, rows);
 }
 
 /* c [rows][columns] (+)= a [rows][depth] b [depth][columns]; columns is a multiple of 64. */

@@ -241,13 +241,25 @@ static void check_matmul(const devices *all, matmul_case c, uint64_t seed) {
 
 static void matmul_equals_its_reference(void **state) {
     static const matmul_case cases[] = {
-        {PACK_BF16, 0, 64, 8, false, false},    {PACK_BF16, 1, 1, 1, false, false},
-        {PACK_BF16, 1, 64, 576, false, true},   {PACK_BF16, 2, 65, 7, true, false},
-        {PACK_BF16, 3, 130, 257, true, true},   {PACK_BF16, 4, 192, 64, false, false},
-        {PACK_BF16, 5, 63, 100, false, true},   {PACK_BF16, 6, 64, 300, true, false},
-        {PACK_BF16, 7, 128, 256, false, false}, {PACK_BF16, 13, 70, 513, false, false},
-        {PACK_BF16, 96, 64, 40, false, false},  {PACK_BF16, 97, 100, 260, true, true},
-        {PACK_BF16, 200, 65, 33, false, false}, {PACK_BF16, 11, 64, 1024, true, false},
+        {PACK_BF16, 0, 64, 8, false, false},
+        {PACK_BF16, 1, 1, 1, false, false},
+        {PACK_BF16, 1, 64, 576, false, true},
+        {PACK_BF16, 2, 65, 7, true, false},
+        {PACK_BF16, 3, 130, 257, true, true},
+        {PACK_BF16, 4, 192, 64, false, false},
+        {PACK_BF16, 5, 63, 100, false, true},
+        {PACK_BF16, 6, 64, 300, true, false},
+        {PACK_BF16, 7, 128, 256, false, false},
+        {PACK_BF16, 13, 70, 513, false, false},
+        {PACK_BF16, 96, 64, 40, false, false},
+        {PACK_BF16, 97, 100, 260, true, true},
+        {PACK_BF16, 200, 65, 33, false, false},
+        {PACK_BF16, 11, 64, 1024, true, false},
+        /* panels that are cut in half between threads, some with nothing in one half */
+        {PACK_BF16, 8, 97, 300, true, true},
+        {PACK_BF16, 9, 161, 257, false, true},
+        {PACK_BF16, 14, 320, 70, true, false},
+        {PACK_BF16, 101, 190, 300, true, true},
     };
     for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++)
         check_matmul(*state, cases[i], 100 + i);
@@ -278,6 +290,7 @@ static void gate_up_equals_its_reference(void **state) {
         {5, 65, 31, PACK_BF16},   {7, 192, 300, PACK_BF16}, {98, 70, 20, PACK_BF16},
         {1, 100, 64, PACK_INT8},  {7, 70, 31, PACK_INT8},   {1, 70, 96, PACK_Q8_0},
         {98, 100, 64, PACK_Q8_0}, {1, 65, 64, PACK_Q4_0},   {3, 64, 160, PACK_Q4_1},
+        {8, 97, 70, PACK_BF16},   {13, 190, 64, PACK_BF16}, {97, 160, 33, PACK_BF16},
     };
     const devices *all = *state;
     for (size_t i = 0; i < BT_ARRAY_COUNT(shapes); i++) {

@@ -529,18 +529,18 @@ def check_survivor(partial, request, expected, number):
     return False
 
 
-@case
-def a_killed_decode_costs_honest_errors_and_nothing_else():
+def beside_a_kill(role):
+    """Which replies came through when a worker of two was killed well into the workload, and retries."""
     base()
-    with cluster_of(decode=2, on_death="restart") as cluster:
-        victim = cluster.pids("decode")[0]
+    with cluster_of(**{role: 2}, on_death="restart") as cluster:
+        victim = cluster.pids(role)[0]
         partials = [Partial() for _ in requests()]
         pieces = threading.Semaphore(0)
         threads = [threading.Thread(target=read_as_it_comes, args=(cluster, r, p, pieces.release))
                    for r, p in zip(requests(), partials)]
         for thread in threads:
             thread.start()
-        for _ in range(40):  # well into the streams, far from their end
+        for _ in range(40):  # into the streams, far from their end
             check(pieces.acquire(timeout=300), "no piece of a reply came")
         os.kill(victim, signal.SIGKILL)
         for thread in threads:
@@ -549,10 +549,22 @@ def a_killed_decode_costs_honest_errors_and_nothing_else():
         whole = [check_survivor(p, r, b, n)
                  for n, (p, r, b) in enumerate(zip(partials, requests(), base()))]
         retries = cluster.get("/server_info").json["retries_total"]
-        check(not all(whole) or retries > 0, "the kill hit nothing; the case shows nothing")
-        check(any(whole), "nothing came through")
         wait_until(lambda: ready_again(cluster, victim), "the killed worker is replaced", 120)
         same_in(cluster, "after the restart")
+    return whole, retries
+
+
+@case
+def a_killed_decode_costs_honest_errors_and_nothing_else():
+    whole, retries = beside_a_kill("decode")
+    check(not all(whole) or retries > 0, "the kill hit nothing; the case shows nothing")
+    check(any(whole), "nothing came through")
+
+
+@unless_few
+def a_killed_prefill_costs_retries_and_nothing_else():
+    whole, _ = beside_a_kill("prefill")
+    check(all(whole), f"{whole.count(False)} requests were lost with a prefill")
 
 
 def ready_again(cluster, dead):

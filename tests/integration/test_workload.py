@@ -490,15 +490,16 @@ class Partial:
         self.status, self.body, self.error = None, b"", None
 
 
-def read_as_it_comes(cluster, request, partial, on_event):
+def read_as_it_comes(cluster, request, partial, on_begin):
     connection = http.client.HTTPConnection(cluster.host, cluster.port, timeout=300)
     try:
         connection.request("POST", "/generate", json.dumps(request), {"Content-Type": "application/json"})
         response = connection.getresponse()
         partial.status = response.status
         while chunk := response.read1(1 << 20):
+            if not partial.body:
+                on_begin()
             partial.body += chunk
-            on_event()
     except (http.client.HTTPException, OSError) as error:
         partial.error = error
     finally:
@@ -535,13 +536,13 @@ def beside_a_kill(role):
     with cluster_of(**{role: 2}, on_death="restart") as cluster:
         victim = cluster.pids(role)[0]
         partials = [Partial() for _ in requests()]
-        pieces = threading.Semaphore(0)
-        threads = [threading.Thread(target=read_as_it_comes, args=(cluster, r, p, pieces.release))
+        begun = threading.Semaphore(0)
+        threads = [threading.Thread(target=read_as_it_comes, args=(cluster, r, p, begun.release))
                    for r, p in zip(requests(), partials)]
         for thread in threads:
             thread.start()
-        for _ in range(40):  # into the streams, far from their end
-            check(pieces.acquire(timeout=300), "no piece of a reply came")
+        for _ in range(12):  # of 27 that stream
+            check(begun.acquire(timeout=300), "no reply begins")
         os.kill(victim, signal.SIGKILL)
         for thread in threads:
             thread.join(timeout=600)
@@ -556,8 +557,12 @@ def beside_a_kill(role):
 
 @case
 def a_killed_decode_costs_honest_errors_and_nothing_else():
-    whole, retries = beside_a_kill("decode")
-    check(not all(whole) or retries > 0, "the kill hit nothing; the case shows nothing")
+    for _ in range(4):  # a worker may be idle at the moment of its death
+        whole, retries = beside_a_kill("decode")
+        if not all(whole) or retries > 0:
+            break
+    else:
+        raise AssertionError("four kills hit nothing; the case shows nothing")
     check(any(whole), "nothing came through")
 
 

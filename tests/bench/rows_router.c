@@ -263,8 +263,24 @@ static size_t write_text(router_side *r, reply_writer *writer, bt_text *scratch,
     return bytes;
 }
 
+/* What of a reply depends on its rows. */
+static void add_pieces(reply_writer *writer, bool is_packed) {
+    if (is_packed) {
+        reply_writer_add_array(writer, REPLY_ARRAY_BASE64, REPLY_ARRAY_LENGTHS);
+        reply_writer_add_array(writer, REPLY_ARRAY_BASE64, REPLY_ARRAY_TOKEN_IDS);
+        reply_writer_add_array(writer, REPLY_ARRAY_BASE64, REPLY_ARRAY_LOGPROBS);
+    } else {
+        reply_writer_add(writer, REPLY_MASK);
+        reply_writer_add(writer, REPLY_MASK_LOGPROBS);
+    }
+}
+
+typedef struct text_form {
+    bool is_packed, is_sent;
+} text_form;
+
 /* The stores of the first `texts` sequences, each on its own; returns the bytes of one. */
-static size_t write_texts(router_side *r, bool is_sent, bench_meter *meter) {
+static size_t write_texts(router_side *r, text_form form, bench_meter *meter) {
     static const api_request request = {.generation = {.mask_mode = ROW_MASK_SUPPORT}};
     generation none = {.request = &request};
     reply_writer writer;
@@ -277,9 +293,8 @@ static size_t write_texts(router_side *r, bool is_sent, bench_meter *meter) {
         const reply_range all = {.row_to = f->rows, .place = reply_store_begin(&f->store)};
         bench_begin(meter);
         reply_writer_start(&writer, &none, &f->store, NULL, &all);
-        reply_writer_add(&writer, REPLY_MASK);
-        reply_writer_add(&writer, REPLY_MASK_LOGPROBS);
-        bytes = write_text(r, &writer, &scratch, is_sent);
+        add_pieces(&writer, form.is_packed);
+        bytes = write_text(r, &writer, &scratch, form.is_sent);
         bench_end(meter);
     }
     reply_writer_fini(&writer);
@@ -288,7 +303,7 @@ static size_t write_texts(router_side *r, bool is_sent, bench_meter *meter) {
 }
 
 /* The machine's own figures for as many bytes as a text has. */
-static void bench_machine(const bench_options *o, size_t bytes) {
+static void bench_machine(const bench_options *o, bool is_packed, size_t bytes) {
     bench_meter meter = {0};
     uint8_t *from = bench_alloc(bytes);
     uint8_t *to = bench_alloc(bytes);
@@ -299,7 +314,7 @@ static void bench_machine(const bench_options *o, size_t bytes) {
         bench_end(&meter);
         from[i % bytes] ^= to[bytes / 2];
     }
-    bench_tell("memcpy_json", o, &meter, bytes, o->batch);
+    bench_tell(is_packed ? "memcpy_packed" : "memcpy_json", o, &meter, bytes, o->batch);
     bench_meter_free(&meter);
     pid_t reader;
     const int fd = bench_drain(BENCH_TCP, NULL, &reader);
@@ -308,7 +323,7 @@ static void bench_machine(const bench_options *o, size_t bytes) {
         bench_write(fd, to, bytes);
         bench_end(&meter);
     }
-    bench_tell("raw_tcp_json", o, &meter, bytes, o->batch);
+    bench_tell(is_packed ? "raw_tcp_packed" : "raw_tcp_json", o, &meter, bytes, o->batch);
     bench_meter_free(&meter);
     (void)close(fd);
     bench_drain_end(reader);
@@ -320,9 +335,9 @@ void bench_router(const bench_options *options, const bench_rows *rows) {
     router_side r = {.options = options, .rows = rows};
     bench_meter warm = {0};
     bench_meter frames = {0};
-    bench_meter text = {0};
-    bench_meter sent = {0};
-    size_t bytes = 0;
+    bench_meter text[2] = {0}; /* [is_packed] */
+    bench_meter sent[2] = {0};
+    size_t bytes[2] = {0};
     bench_read(options, rows->step_bytes * options->steps);
     open_side(&r);
     open_client(&r);
@@ -330,16 +345,23 @@ void bench_router(const bench_options *options, const bench_rows *rows) {
     for (uint32_t i = 0; i < options->rounds; i++) {
         empty_stores(&r); /* the replies are over; the next ones use their memory again */
         take_emission(&r, &frames);
-        bytes = write_texts(&r, false, &text);
-        (void)write_texts(&r, true, &sent);
+        for (int is_packed = 0; is_packed < 2; is_packed++) {
+            bytes[is_packed] = write_texts(&r, (text_form){is_packed, false}, &text[is_packed]);
+            (void)write_texts(&r, (text_form){is_packed, true}, &sent[is_packed]);
+        }
     }
     bench_tell("router", options, &frames, rows->step_bytes * options->steps, 1);
-    bench_tell("json", options, &text, bytes, options->batch);
-    bench_tell("json_sent", options, &sent, bytes, options->batch);
+    bench_tell("json", options, &text[0], bytes[0], options->batch);
+    bench_tell("json_sent", options, &sent[0], bytes[0], options->batch);
+    bench_tell("packed", options, &text[1], bytes[1], options->batch);
+    bench_tell("packed_sent", options, &sent[1], bytes[1], options->batch);
     bench_meter_free(&warm);
     bench_meter_free(&frames);
-    bench_meter_free(&text);
-    bench_meter_free(&sent);
+    for (int is_packed = 0; is_packed < 2; is_packed++) {
+        bench_meter_free(&text[is_packed]);
+        bench_meter_free(&sent[is_packed]);
+    }
     close_side(&r);
-    bench_machine(options, bytes);
+    bench_machine(options, false, bytes[0]);
+    bench_machine(options, true, bytes[1]);
 }

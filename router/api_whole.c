@@ -75,6 +75,12 @@ static void add_to_head(const api_call *call, tensor_header *header, bt_text *ou
     tensor_header_add(header, out, has_prefixes(call) ? (int64_t)sample : -1, &sizes);
 }
 
+/* Nothing is read of a sample until later: no memory is kept for reading its files. */
+static void rest(api_call *call, uint32_t sample) {
+    reply_store_rest(&call->samples[sample].store);
+    reply_store_rest(&api_item_of(call, sample)->prompt.store);
+}
+
 /* Adds up the JSON up to about a slice; *is_complete_out: all of it. */
 static bt_status measure_json(api_call *call, bool *is_complete_out) {
     bt_text *scratch = call->options.scratch;
@@ -83,7 +89,7 @@ static bt_status measure_json(api_call *call, bool *is_complete_out) {
     *is_complete_out = false;
     while (whole->json_bytes < stop) {
         if (reply_writer_is_done(&call->writer)) {
-            if (whole->measured > 0) reply_store_rest(&call->samples[whole->measured - 1].store);
+            if (whole->measured > 0) rest(call, whole->measured - 1);
             *is_complete_out = whole->measured == call->sample_count;
             if (*is_complete_out) return BT_OK;
             start_json(call, whole->measured++);
@@ -150,7 +156,7 @@ static void start_arrays(api_call *call, uint32_t sample) {
     const proto_generation *asked = &api_request_of(call, sample)->generation;
     const reply_range all = api_sample_range(&call->samples[sample]);
     reply_writer *writer = &call->writer;
-    if (sample > 0) reply_store_rest(&call->samples[sample - 1].store);
+    if (sample > 0) rest(call, sample - 1);
     api_start_writer(call, sample, &all);
     reply_writer_add_array(writer, REPLY_ARRAY, REPLY_ARRAY_OUTPUT_IDS);
     for (size_t i = 0; asked->mask_mode != ROW_MASK_OFF && i < BT_ARRAY_COUNT(MASKS); i++) {

@@ -99,6 +99,8 @@ static const struct {
     {"presence_penalty", FIELD_FLOAT, offsetof(oracle_case, presence_penalty)},
     {"repetition_penalty", FIELD_FLOAT, offsetof(oracle_case, repetition_penalty)},
     {"mask", FIELD_MASK, offsetof(oracle_case, mask_mode)},
+    {"bounded", FIELD_U32, offsetof(oracle_case, mask_bounded)},
+    {"cap", FIELD_U32, offsetof(oracle_case, cap)},
     {"logprob", FIELD_U32, offsetof(oracle_case, wants_logprob)},
     {"top", FIELD_U32, offsetof(oracle_case, top_logprobs)},
     {"prompt_logprobs_from", FIELD_U32, offsetof(oracle_case, prompt_logprobs_from)},
@@ -221,7 +223,9 @@ void cases_print_row(FILE *out, const oracle_case *c, uint32_t sample, uint32_t 
     (void)fprintf(out, " row %" PRIu32 " token %" PRId32, index, row->token);
     if (c->wants_logprob != 0) (void)fprintf(out, " logprob %a", (double)row->token_logprob);
     if (c->mask_mode != 0) {
-        (void)fprintf(out, " selected %a support", (double)row->selected_logprob);
+        (void)fprintf(out, " selected %a", (double)row->selected_logprob);
+        if (c->mask_bounded != 0) (void)fprintf(out, " size %" PRIu32, row->support_size);
+        (void)fprintf(out, " support");
         for (uint32_t i = 0; i < row->support_count; i++) {
             (void)fprintf(out, " %" PRId32, row->support_ids[i]);
             if (row->support_logprobs == NULL) continue;

@@ -10,6 +10,8 @@
  *   ignore_stop=1     they end nothing; min_new_tokens still bans them
  *   n=3 seed=7        samples of the prompt; sample i > 0 draws with the i-th splitmix64 output
  *   mask=off|selected|support vocab_limit=0
+ *   bounded=0|1       a support above the cap is cut to it; rows then say its true size
+ *   cap=N             of this case, for baton-draw; the others have an option for all
  *   logprob=0|1 top=5 logprob_ids=3,4   log-probabilities; the others need logprob=1
  *   prompt_logprobs_from=0              also of the prompt's tokens behind that position
  *
@@ -46,6 +48,7 @@ typedef struct oracle_case {
     uint32_t filter; /* sampler_filter's numbers */
     float frequency_penalty, presence_penalty, repetition_penalty;
     uint32_t mask_mode; /* sampler_mask_mode's numbers */
+    uint32_t mask_bounded, cap;
     uint32_t vocab_limit;
     uint64_t seed;
     uint32_t samples; /* n */
@@ -74,7 +77,7 @@ typedef struct oracle_top {
 typedef struct oracle_row {
     int32_t token;
     float token_logprob, selected_logprob;
-    uint32_t support_count;
+    uint32_t support_count, support_size;
     const int32_t *support_ids;
     const float *support_logprobs; /* NULL unless support mode */
     uint32_t top_count;

@@ -25,11 +25,13 @@ typedef struct drawer {
 } drawer;
 
 static sampler_params params_of(const drawer *d, const oracle_case *c) {
+    const uint32_t cap = c->cap != 0 ? c->cap : d->vocab_size;
     return (sampler_params){.temperature = c->temperature,
                             .top_p = c->top_p,
                             .top_k = c->top_k,
                             .mask_mode = c->mask_mode,
-                            .mask_max_tokens = c->mask_mode != 0 ? d->vocab_size : 0,
+                            .mask_max_tokens = c->mask_mode != 0 ? cap : 0,
+                            .mask_bounded = c->mask_bounded,
                             .vocab_limit = c->vocab_limit,
                             .wants_logprob = c->wants_logprob,
                             .seed = c->seed,
@@ -67,6 +69,7 @@ static bool draw(drawer *d, const oracle_case *c) {
         .token_logprob = row.token_logprob,
         .selected_logprob = row.selected_logprob,
         .support_count = row.support_count,
+        .support_size = row.cap_needed,
         .support_ids = row.support_ids,
         .support_logprobs = c->mask_mode == SAMPLER_MASK_SUPPORT ? row.support_logprobs : NULL,
         .top_count = row.top_count,

@@ -348,6 +348,26 @@ def an_overflow_at_any_row_ends_there():
 
 
 @case
+def bounded_rows_are_cut_as_in_one_process():
+    model = tiny_model("qwen3")
+    cases = "".join(f"name=b{i} ids={i + 1},2,3 max_new_tokens=20 mask={('selected', 'support')[i % 2]} bounded=1 "
+                    f"temperature={1 + i / 2} top_k={(0, 30, 300)[i % 3]} top_p={(1, 0.9)[i % 2]} "
+                    f"filter={('joint', 'rank')[i // 3 % 2]} seed={i} n={1 + i % 2} logprob=1\n" for i in range(8))
+    global CAP
+    for CAP in (1, 20):
+        try:
+            expected = oracle(model, cases)
+            check(" finish overflow " not in expected, "a bounded support does not overflow")
+            rows = [line.split() for line in expected.splitlines() if " support " in line]
+            cut = [words for words in rows
+                   if int(words[words.index("size") + 1]) > len(words) - words.index("support") - 1]
+            check(len(cut) > 20, "supports are cut")
+            same(cluster(model, cases, 1, 1), expected, f"bounded by {CAP}")
+        finally:
+            CAP = 400
+
+
+@case
 def a_stop_id_ends_a_sequence_and_the_length_comes_first():
     model = tiny_model("qwen2")
     case_text = "name=s ids=9,8,7 max_new_tokens={} seed=4 stop={}\n"

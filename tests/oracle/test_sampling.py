@@ -76,6 +76,8 @@ def make_case(draw, number):
         "vocab_limit": draw.choice((0, 0, 399, 250)),
         "seed": draw.randrange(1 << 64),
         "mask": "support",
+        "bounded": number % 2,
+        "cap": draw.choice((1, 2, 7, 60)) if number % 2 else 0,
         "logprob": 1,
         "top": draw.choice((0, 1, 20, 128)),
         "logprob_ids": [draw.randrange(VOCABULARY) for _ in range(draw.choice((0, 3)))],
@@ -174,13 +176,13 @@ def parse(line):
            "logprob": float.fromhex(words[words.index("logprob") + 1])}
     part = None
     for word in words[words.index("logprob") + 2:]:
-        if word in ("support", "top", "ids", "selected"):
-            part = out.setdefault(word, [])
+        if word in ("support", "top", "ids", "selected", "size"):
+            part, number = out.setdefault(word, []), int if word == "size" else float.fromhex
         elif part is not None and ":" in word:
             key, value = word.split(":")
             part.append((int(key), float.fromhex(value)))
         elif part is not None:
-            part.append(float.fromhex(word))
+            part.append(number(word))
     return out
 
 
@@ -211,8 +213,14 @@ def check_row(params, logits, row):
     check_logprobs(params, row, [v / params["temperature"] for v in x])
     if is_close:
         return True
-    equal([i for i, _ in row["support"]], support, f"the support of {params}")
     mass = sum(weights[i] for i in support)
+    if params["bounded"]:
+        equal(row["size"], [len(support)], f"the size of {params}")
+    kept = support[:params["cap"] or len(support)]
+    if row["token"] not in kept:
+        check(row["token"] in support, f"the token of {params}")
+        kept[-1] = row["token"]
+    equal([i for i, _ in row["support"]], kept, f"the support of {params}")
     for i, value in row["support"]:
         near(value, math.log(weights[i] / mass), params["name"])
     equal(row["selected"], [v for i, v in row["support"] if i == row["token"]], params["name"])

@@ -18,7 +18,6 @@ enum {
 typedef struct attention_run {
     dev_host *dev;
     const op_attention_params *p;
-    uint32_t run_items;
 } attention_run;
 
 static uint32_t tokens_per_block(const dev_host *dev, uint32_t group) {
@@ -230,14 +229,10 @@ static void one_item(const attention_run *run, const op_attention_item *item, fl
     run->dev->isa->attention_partition(&block, item->first_partition, &part);
 }
 
-static void attention_items(void *context, uint32_t index, uint32_t thread) {
+static void attention_items(void *context, uint32_t begin, uint32_t end, uint32_t thread) {
     const attention_run *run = context;
-    const op_attention_plan *plan = run->p->plan;
-    const uint32_t first = index * run->run_items;
-    const uint32_t rest = plan->item_count - first;
-    const uint32_t count = rest < run->run_items ? rest : run->run_items;
-    for (uint32_t i = 0; i < count; i++)
-        one_item(run, &plan->items[first + i], dev_host_scratch(run->dev, thread));
+    for (uint32_t i = begin; i < end; i++)
+        one_item(run, &run->p->plan->items[i], dev_host_scratch(run->dev, thread));
 }
 
 /* Runs over all items; those that begin a cut block fold it. */
@@ -260,10 +255,11 @@ static void fold_item(void *context, uint32_t index, uint32_t thread) {
 }
 
 void op_attention(dev_host *dev, const op_attention_params *p) {
-    const uint32_t items = p->plan->item_count;
-    const uint32_t share = items / (RUNS_PER_THREAD * dev_host_threads(dev)) + 1;
-    attention_run run = {
-        .dev = dev, .p = p, .run_items = share < RUN_ITEMS_MAX ? share : RUN_ITEMS_MAX};
-    pool_run(dev->workers, (items + run.run_items - 1) / run.run_items, attention_items, &run);
+    attention_run run = {.dev = dev, .p = p};
+    host_run_stretches(dev, &(host_work){.units = p->plan->item_count,
+                                         .align = 1,
+                                         .run_min = 1,
+                                         .run = attention_items,
+                                         .context = &run});
     if (p->plan->part_count > 0) pool_run(dev->workers, p->plan->item_count, fold_item, &run);
 }

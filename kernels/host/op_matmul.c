@@ -1,16 +1,16 @@
-/* Matrix products: how the work is cut. A *unit* is one panel for one block of rows, or half of
- * one. The units of a block stand in the order of memory, block after block; each thread has its
- * own stretch of them and claims it in runs that halve, then helps the others with theirs. So a
- * thread reads long pieces of memory (panels claimed in turn are read at three quarters of the
- * speed) and keeps its rows in its second cache, all end together, and one that is held up keeps at
- * most half of its stretch. The cut decides who computes, never what. Bound by memory for few rows
- * (each weight is read once per HOST_BLOCK_ROWS rows), by FMA for many. */
-#include "base/assert.h"
+/* Matrix products: how the work is cut. A unit is one panel for one block of rows, or half of one;
+ * the units of a block stand in the order of memory, block after block. Where there are rows enough
+ * each thread has a block of its own, which it then finds in its caches op after op. The cut
+ * decides who computes, never what. Bound by memory for few rows (each weight is read once per
+ * block), by FMA for many. */
 #include "kernels/host/dev_host_internal.h"
 
 /* With so many rows two threads can share a panel: it is bound by FMA. With fewer, both would read
  * all of it from memory. */
 enum { CUT_ROWS = 8 };
+
+/* So high a block is worth reading all weights for it. */
+enum { OWN_ROWS = 32 };
 
 typedef struct matmul_run {
     dev_host *dev;
@@ -20,76 +20,23 @@ typedef struct matmul_run {
     uint32_t rows;
     uint32_t blocks; /* of rows */
     uint32_t halves; /* units of a panel and block: 2 where it can be cut */
-    uint32_t units;
     /* Columns [first, first + columns) of a panel (of gate_up: of both of a pair). */
     void (*part)(const struct matmul_run *run, uint32_t block, const host_panel *panel,
                  uint32_t index, float *scratch);
 } matmul_run;
-
-typedef struct unit_range {
-    uint32_t begin, end;
-} unit_range;
-
-static unit_range stretch_of(const matmul_run *run, uint32_t thread) {
-    const uint64_t units = run->units;
-    const uint32_t threads = dev_host_threads(run->dev);
-    return (unit_range){(uint32_t)(units * thread / threads),
-                        (uint32_t)(units * (thread + 1) / threads)};
-}
-
-/* Half of what is left, up to the end of a panel and block. */
-static unit_range first_run(const matmul_run *run, unit_range rest) {
-    const uint32_t half = rest.begin + (rest.end - rest.begin + 1) / 2;
-    const uint32_t end = (half + run->halves - 1) / run->halves * run->halves;
-    return (unit_range){rest.begin, end < rest.end ? end : rest.end};
-}
-
-static uint32_t count_runs(const matmul_run *run, unit_range stretch) {
-    uint32_t count = 0;
-    for (; stretch.begin < stretch.end; count++)
-        stretch.begin = first_run(run, stretch).end;
-    return count;
-}
-
-static unit_range run_at(const matmul_run *run, unit_range stretch, uint32_t index) {
-    for (; index > 0; index--)
-        stretch.begin = first_run(run, stretch).end;
-    return first_run(run, stretch);
-}
-
-/* The next run of this thread's stretch, else of the next one's that has any. There are as many
- * claims as runs. */
-static unit_range claim(const matmul_run *run, uint32_t thread) {
-    const uint32_t threads = dev_host_threads(run->dev);
-    for (uint32_t i = 0; i < threads; i++) {
-        const uint32_t owner = (thread + i) % threads;
-        const unit_range stretch = stretch_of(run, owner);
-        const uint32_t runs = count_runs(run, stretch);
-        _Atomic uint32_t *next = &run->dev->claims[owner].next;
-        uint32_t index = atomic_load_explicit(next, memory_order_relaxed);
-        while (index < runs)
-            if (atomic_compare_exchange_weak_explicit(next, &index, index + 1, memory_order_relaxed,
-                                                      memory_order_relaxed))
-                return run_at(run, stretch, index);
-    }
-    BT_ASSERT(false);
-    return (unit_range){0, 0};
-}
 
 /* Blocks of nearly equal height: row `block` starts here. */
 static uint32_t block_start(const matmul_run *run, uint32_t block) {
     return (uint32_t)((uint64_t)run->rows * block / run->blocks);
 }
 
-static void run_units(void *context, uint32_t item, uint32_t thread) {
-    (void)item;
+static void run_units(void *context, uint32_t begin, uint32_t end, uint32_t thread) {
     const matmul_run *run = context;
-    const unit_range range = claim(run, thread);
     host_panel panel = {.depth = run->weights->depth, .format = run->weights->format};
     uint32_t taken;
-    for (uint32_t unit = range.begin; unit < range.end; unit += taken) {
+    for (uint32_t unit = begin; unit < end; unit += taken) {
         const uint32_t half = unit % run->halves;
-        taken = half == 0 && range.end - unit >= run->halves ? run->halves : 1;
+        taken = half == 0 && end - unit >= run->halves ? run->halves : 1;
         panel.first = half * HOST_HALF_COLUMNS;
         panel.columns = taken == run->halves ? PACK_PANEL_COLUMNS : HOST_HALF_COLUMNS;
         const uint32_t whole = unit / run->halves;
@@ -98,18 +45,25 @@ static void run_units(void *context, uint32_t item, uint32_t thread) {
     }
 }
 
+/* As few blocks as fit, but one for each thread while they are not low. */
+static uint32_t row_blocks(const dev_host *dev, uint32_t rows) {
+    const uint32_t fewest = (rows + HOST_BLOCK_ROWS - 1) / HOST_BLOCK_ROWS;
+    const uint32_t own = rows / OWN_ROWS;
+    const uint32_t threads = dev_host_threads(dev);
+    const uint32_t wanted = own < threads ? own : threads;
+    return wanted > fewest ? wanted : fewest;
+}
+
 static void run_matmul(matmul_run run) {
-    const uint32_t threads = dev_host_threads(run.dev);
-    run.blocks = (run.rows + HOST_BLOCK_ROWS - 1) / HOST_BLOCK_ROWS;
-    const bool is_cut = threads > 1 && run.rows >= CUT_ROWS && run.weights->format == PACK_BF16;
+    const bool is_cut =
+        dev_host_threads(run.dev) > 1 && run.rows >= CUT_ROWS && run.weights->format == PACK_BF16;
+    run.blocks = row_blocks(run.dev, run.rows);
     run.halves = is_cut ? 2 : 1;
-    run.units = run.panels * run.blocks * run.halves;
-    uint32_t runs = 0;
-    for (uint32_t i = 0; i < threads; i++) {
-        runs += count_runs(&run, stretch_of(&run, i));
-        atomic_store_explicit(&run.dev->claims[i].next, 0, memory_order_relaxed);
-    }
-    pool_run(run.dev->workers, runs, run_units, &run);
+    host_run_stretches(run.dev, &(host_work){.units = run.panels * run.blocks * run.halves,
+                                             .align = run.halves,
+                                             .run_min = 1,
+                                             .run = run_units,
+                                             .context = &run});
 }
 
 /* These columns of acc [rows][64] = x times panel `index`. */

@@ -1,11 +1,11 @@
 /* The ops that treat every row by itself: embedding, norm, rotary table, and what happens between
- * the projection of q, k, v and attention. An item is a few rows. */
+ * the projection of q, k, v and attention. */
 #include <string.h>
 
 #include "kernels/host/dev_host_internal.h"
 #include "kernels/math.h"
 
-enum { ITEM_ROWS = 8 };
+enum { RUN_ROWS = 8 };
 
 typedef struct row_run {
     dev_host *dev;
@@ -14,17 +14,18 @@ typedef struct row_run {
     void (*row)(const dev_host *dev, const void *params, uint32_t row);
 } row_run;
 
-static void rows_item(void *context, uint32_t item, uint32_t thread) {
+static void some_rows(void *context, uint32_t begin, uint32_t end, uint32_t thread) {
     (void)thread;
     const row_run *run = context;
-    const uint32_t first = item * ITEM_ROWS;
-    const uint32_t end = run->rows - first < ITEM_ROWS ? run->rows : first + ITEM_ROWS;
-    for (uint32_t row = first; row < end; row++)
+    for (uint32_t row = begin; row < end; row++)
         run->row(run->dev, run->params, row);
 }
 
 static void run_rows(row_run run) {
-    pool_run(run.dev->workers, (run.rows + ITEM_ROWS - 1) / ITEM_ROWS, rows_item, &run);
+    host_run_stretches(
+        run.dev,
+        &(host_work){
+            .units = run.rows, .align = 1, .run_min = RUN_ROWS, .run = some_rows, .context = &run});
 }
 
 static void embed_row(const dev_host *dev, const void *params, uint32_t row) {

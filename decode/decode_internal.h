@@ -76,7 +76,8 @@ typedef struct decode_sample {
     bool has_slot;
     row_slot slot;
     row_queue *queue;
-    int32_t *output_ids; /* [rows_made]; grows, up to max_new_tokens */
+    int32_t *support_room; /* in the queue, for the row that the running step draws */
+    int32_t *output_ids;   /* [rows_made]; grows, up to max_new_tokens */
     uint32_t output_capacity;
 
     /* Generation. Tokens are the prompt's and then the drawn ones. */
@@ -131,13 +132,10 @@ typedef struct decode_batch {
     uint8_t *samples;
     sampler_params *sampling;
     sampler_row *rows;
-    /* Made when the first request asks for it: mask rows [sequences_max][cap], scratch for the
-     * check of first rows [row_seen_bytes], top log-probabilities [sequences_max][SAMPLER_TOP_MAX],
-     * those of ids [sequences_max][SAMPLER_IDS_MAX]. */
-    int32_t *support_ids;
-    float *support_logprobs;
+    /* Made when the first request asks for it: scratch for the check of first rows
+     * [row_seen_bytes], top log-probabilities [sequences_max][SAMPLER_TOP_MAX], those of ids
+     * [sequences_max][SAMPLER_IDS_MAX]. */
     uint8_t *seen_ids;
-    uint32_t support_cap;
     sampler_top *top;
     float *id_logprobs;
 } decode_batch;
@@ -233,9 +231,10 @@ bool decode_has_retracted(const decode_core *core);
 bt_status decode_sampling_need(decode_core *core, const proto_generation *generation);
 void decode_sampling_fini(decode_core *core);
 sampler_params decode_sampling(const decode_core *core, const decode_sample *s);
+/* Room for the support that the next step draws; false: there is none, and the sample ended. */
+BT_MUST_CHECK bool decode_prepare_row(decode_core *core, decode_sample *s);
 /* The row of sequence `at` of the batch, to be drawn into. */
-sampler_row decode_row_for(const decode_core *core, const proto_generation *generation,
-                           uint32_t at);
+sampler_row decode_row_for(const decode_core *core, const decode_sample *s, uint32_t at);
 /* Top log-probabilities of every row. */
 uint32_t decode_top_count(const decode_core *core, const proto_generation *generation);
 

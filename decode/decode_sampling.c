@@ -1,51 +1,21 @@
-/* Parameters of draws from what the request says, and the arrays that rows are drawn into. No
- * opt-in, no cost: each array is made when the first request asks for what it holds. */
+/* Parameters of draws from what the request says, and where rows are drawn to: supports into the
+ * queues of their samples, what else is asked for into arrays. No opt-in, no cost: each array is
+ * made when the first request asks for what it holds. */
 #include "base/mem.h"
 #include "decode/decode_internal.h"
 
-static void free_masks(decode_batch *b) {
-    bt_free(b->support_ids);
-    bt_free(b->support_logprobs);
-    bt_free(b->seen_ids);
-    b->support_ids = NULL;
-    b->support_logprobs = NULL;
-    b->seen_ids = NULL;
-    b->support_cap = 0;
-}
-
 void decode_sampling_fini(decode_core *core) {
-    free_masks(&core->step);
+    bt_free(core->step.seen_ids);
     bt_free(core->step.top);
     bt_free(core->step.id_logprobs);
-}
-
-static bt_status need_masks(decode_core *core) {
-    decode_batch *b = &core->step;
-    const uint32_t cap = membership_cap(&core->member);
-    if (b->support_cap == cap) return BT_OK;
-    /* The cap changes only between sessions, when nothing is in hand; but the first mask of a
-     * session may be asked for while a step without masks runs, whose rows point nowhere. */
-    free_masks(b);
-    const size_t n = core->options.sequences_max;
-    size_t entries = 0;
-    if (!bt_mul_size(n, cap, &entries)) return BT_ERR_WORKER_MEMORY;
-    b->support_ids = bt_calloc(entries, sizeof *b->support_ids);
-    b->support_logprobs = bt_calloc(entries, sizeof *b->support_logprobs);
-    b->seen_ids = bt_calloc(row_seen_bytes(core->options.vocab_size), 1);
-    if (b->support_ids == NULL || b->support_logprobs == NULL || b->seen_ids == NULL) {
-        free_masks(b);
-        return BT_ERR_WORKER_MEMORY;
-    }
-    b->support_cap = cap;
-    return BT_OK;
 }
 
 bt_status decode_sampling_need(decode_core *core, const proto_generation *g) {
     decode_batch *b = &core->step;
     const size_t n = core->options.sequences_max;
-    if (g->mask_mode != SAMPLER_MASK_OFF) {
-        const bt_status status = need_masks(core);
-        if (status != BT_OK) return status;
+    if (g->mask_mode != SAMPLER_MASK_OFF && b->seen_ids == NULL) {
+        b->seen_ids = bt_calloc(row_seen_bytes(core->options.vocab_size), 1);
+        if (b->seen_ids == NULL) return BT_ERR_WORKER_MEMORY;
     }
     if (g->top_logprobs > 0 && b->top == NULL) {
         b->top = bt_calloc(n * SAMPLER_TOP_MAX, sizeof *b->top);
@@ -98,12 +68,20 @@ sampler_params decode_sampling(const decode_core *core, const decode_sample *s) 
     };
 }
 
-sampler_row decode_row_for(const decode_core *core, const proto_generation *g, uint32_t at) {
+bool decode_prepare_row(decode_core *core, decode_sample *s) {
+    if (s->attempt->generation.mask_mode == SAMPLER_MASK_OFF) return true;
+    if (row_queue_reserve(s->queue, &s->support_room) == BT_OK) return true;
+    decode_finish_error(core, s, BT_ERR_WORKER_MEMORY, "no memory for the next row");
+    return false;
+}
+
+sampler_row decode_row_for(const decode_core *core, const decode_sample *s, uint32_t at) {
     const decode_batch *b = &core->step;
+    const proto_generation *g = &s->attempt->generation;
     sampler_row row = {0};
     if (g->mask_mode != SAMPLER_MASK_OFF) {
-        row.support_ids = b->support_ids + (size_t)at * b->support_cap;
-        row.support_logprobs = b->support_logprobs + (size_t)at * b->support_cap;
+        row.support_ids = s->support_room;
+        row.is_joined = 1;
     }
     if (g->top_logprobs > 0) row.top = b->top + (size_t)at * SAMPLER_TOP_MAX;
     if (g->logprob_id_count > 0) row.id_logprobs = b->id_logprobs + (size_t)at * SAMPLER_IDS_MAX;

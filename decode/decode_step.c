@@ -80,7 +80,7 @@ static void add_sample(decode_core *core, decode_sample *s, uint32_t count) {
     b->samples[at] = end == decode_tokens(s);
     if (b->samples[at] != 0) {
         b->sampling[at] = decode_sampling(core, s);
-        b->rows[at] = decode_row_for(core, &s->attempt->generation, at);
+        b->rows[at] = decode_row_for(core, s, at);
     }
     b->batch.sequences++;
     b->batch.tokens += count;
@@ -93,7 +93,9 @@ static void add_sample(decode_core *core, decode_sample *s, uint32_t count) {
 static uint32_t add_chunk(decode_core *core, decode_sample *s, uint32_t budget) {
     const uint32_t missing = decode_tokens(s) - s->computed_tokens;
     const uint32_t count = missing < budget ? missing : budget;
-    if (count > 0) add_sample(core, s, count);
+    const bool draws = count == missing;
+    if (count == 0 || (draws && !decode_prepare_row(core, s))) return budget;
+    add_sample(core, s, count);
     return budget - count;
 }
 
@@ -103,7 +105,8 @@ static uint32_t add_those_with_pages(decode_core *core, uint32_t budget) {
         decode_sample *s = core->order[i];
         if (s->state == DECODE_RECOMPUTING) {
             budget = add_chunk(core, s, budget);
-        } else if (s->state == DECODE_RUNNING && decode_grow(core, s)) {
+        } else if (s->state == DECODE_RUNNING && decode_grow(core, s) &&
+                   decode_prepare_row(core, s)) {
             BT_ASSERT(decode_has_room(core, s));
             add_sample(core, s, 1);
         }

@@ -208,6 +208,7 @@ static void clear_row(sampler_row *row) {
                          .status = SAMPLER_INVALID,
                          .support_ids = row->support_ids,
                          .support_logprobs = row->support_logprobs,
+                         .is_joined = row->is_joined,
                          .top = row->top,
                          .id_logprobs = row->id_logprobs};
 }
@@ -237,6 +238,7 @@ static void draw(const compute_sim_options *o, const sampler_params *params, his
     const uint32_t kept = is_cut ? params->mask_max_tokens : count;
     const uint32_t rank = (uint32_t)(seeded % count);
     uint32_t id = (uint32_t)(hash % vocab);
+    if (params->mask_mode == SAMPLER_MASK_SUPPORT) (void)sampler_row_logprobs(row, kept);
     for (uint32_t i = 0; i < count; i++) {
         id = next_id(params, vocab, id);
         if (i == rank) row->token = (int32_t)id;

@@ -141,7 +141,7 @@ static void draw_greedy(draw *d, float largest) {
     d->row->cap_needed = 1;
     d->row->support_count = 1;
     d->row->support_ids[0] = (int32_t)token;
-    if (d->params->mask_mode == SAMPLER_MASK_SUPPORT) d->row->support_logprobs[0] = 0.0F;
+    if (d->params->mask_mode == SAMPLER_MASK_SUPPORT) sampler_row_logprobs(d->row, 1)[0] = 0.0F;
 }
 
 /* The Gumbel-max draw, without taking logarithms of every weight. With u = hash / (2^32 - 1) and
@@ -387,7 +387,7 @@ static void capture(draw *d, const sampler_cut *cut, bool is_ordered, size_t lis
         row->support_ids[i] = (int32_t)workspace->ids[i];
     }
     if (d->params->mask_mode != SAMPLER_MASK_SUPPORT) return;
-    workspace->loops->log_shares(workspace->picked, count, mass, row->support_logprobs);
+    workspace->loops->log_shares(workspace->picked, count, mass, sampler_row_logprobs(row, count));
 }
 
 /* Says how large the support is; true: more than the row may have, and nothing is drawn. */

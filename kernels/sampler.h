@@ -147,10 +147,20 @@ typedef struct sampler_row {
     uint32_t cap_needed;     /* size of the support, also on OVERFLOW; 0 with masks off */
     int32_t *support_ids;    /* [mask_max_tokens] */
     float *support_logprobs; /* [mask_max_tokens], support mode only */
-    uint32_t top_count;      /* top_logprobs, or the vocabulary (up to vocab_limit) if smaller */
-    sampler_top *top;        /* [top_logprobs] */
-    float *id_logprobs;      /* [logprob_id_count], in the order of logprob_ids */
+    /* 1: support_ids has room for both, and in support mode the draw puts the log-probabilities
+     * right behind the ids and sets support_logprobs, so that they lie as they travel. */
+    uint32_t is_joined;
+    uint32_t top_count; /* top_logprobs, or the vocabulary (up to vocab_limit) if smaller */
+    sampler_top *top;   /* [top_logprobs] */
+    float *id_logprobs; /* [logprob_id_count], in the order of logprob_ids */
 } sampler_row;
+
+/* Where the log-probabilities of a support of `count` entries go, which is known before the first
+ * of them is. */
+static inline float *sampler_row_logprobs(sampler_row *row, uint32_t count) {
+    if (row->is_joined != 0) row->support_logprobs = (float *)(void *)(row->support_ids + count);
+    return row->support_logprobs;
+}
 
 typedef struct sampler_workspace sampler_workspace;
 

@@ -61,7 +61,9 @@ bool sampler_params_are_valid(const sampler_params *params, uint32_t vocab_size)
 
 bool sampler_row_is_valid(const sampler_params *params, const sampler_row *row) {
     if (params->mask_mode != SAMPLER_MASK_OFF && row->support_ids == NULL) return false;
-    if (params->mask_mode == SAMPLER_MASK_SUPPORT && row->support_logprobs == NULL) return false;
+    if (params->mask_mode == SAMPLER_MASK_SUPPORT && row->support_logprobs == NULL &&
+        row->is_joined == 0)
+        return false;
     if (params->top_logprobs > 0 && row->top == NULL) return false;
     return params->logprob_id_count == 0 || row->id_logprobs != NULL;
 }

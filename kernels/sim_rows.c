@@ -257,7 +257,7 @@ static void fill_mask(const place *p, const sampler_params *params, uint32_t cou
     row->support_count = kept;
     row->selected_logprob = p->log_weights[rank] - mass;
     copy_ids(p, kept, row->support_ids);
-    if (has_logprobs) copy_logprobs(p, kept, mass, row->support_logprobs);
+    if (has_logprobs) copy_logprobs(p, kept, mass, sampler_row_logprobs(row, kept));
     if (rank < kept) return;
     row->support_ids[kept - 1] = row->token;
     if (has_logprobs) row->support_logprobs[kept - 1] = row->selected_logprob;

@@ -18,6 +18,7 @@ struct row_queue {
     size_t record_left;     /* of the record there, when its beginning was taken */
     size_t bytes;           /* not taken */
     uint32_t pushed, taken;
+    bool is_reserved; /* behind the last record a row is being written */
 };
 
 static row_widths widths_of(const row_queue *queue, uint32_t support_count) {
@@ -56,36 +57,42 @@ static void drop_first(row_queue *queue) {
 }
 
 void row_queue_clear(row_queue *queue) {
-    while (queue->first != NULL)
+    const bt_block *kept = queue->is_reserved ? queue->last : NULL;
+    while (queue->first != kept)
         drop_first(queue);
+    if (kept != NULL) queue->first_at = kept->used;
     queue->record_left = 0;
     queue->bytes = 0;
 }
 
 void row_queue_destroy(row_queue *queue) {
     if (queue == NULL) return;
+    queue->is_reserved = false;
     row_queue_clear(queue);
     bt_free(queue);
 }
 
 /* ---- in -------------------------------------------------------------------------------------- */
 
-/* As much again as is queued, so that rows that pile up go out in large frames. */
-static size_t block_bytes(const row_queue *queue, size_t bytes) {
-    size_t wanted = queue->bytes < ROW_BLOCK_BYTES ? ROW_BLOCK_BYTES : queue->bytes;
-    if (wanted > ROW_BLOCK_BYTES_MAX) wanted = ROW_BLOCK_BYTES_MAX;
-    return wanted > bytes ? wanted : bytes;
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
 }
 
-/* Where the next `bytes` bytes go, in one block. */
-static uint8_t *make_room(row_queue *queue, size_t bytes) {
+/* As much again as is queued, so that rows that pile up go out in large frames. */
+static size_t block_bytes(const row_queue *queue, size_t bytes) {
+    const size_t queued = queue->bytes < ROW_BLOCK_BYTES_MAX ? queue->bytes : ROW_BLOCK_BYTES_MAX;
+    return larger(bytes, larger(queued, ROW_BLOCK_BYTES));
+}
+
+/* Where the next `bytes` bytes go, in one block: a new one has `wanted`. */
+static uint8_t *make_room(row_queue *queue, size_t bytes, size_t wanted) {
     bt_block *last = queue->last;
-    if (last != NULL && queue->bytes == 0 && !bt_block_is_shared(last)) {
+    if (last != NULL && queue->bytes == 0 && !queue->is_reserved && !bt_block_is_shared(last)) {
         last->used = 0;
         queue->first_at = 0;
     }
     if (last != NULL && last->capacity - last->used >= bytes) return last->bytes + last->used;
-    bt_block *block = bt_block_acquire(queue->options.blocks, block_bytes(queue, bytes));
+    bt_block *block = bt_block_acquire(queue->options.blocks, wanted);
     if (block == NULL) return NULL;
     if (last != NULL && queue->bytes == 0) drop_first(queue); /* nothing is left in it */
     if (queue->last != NULL) {
@@ -120,15 +127,26 @@ static token_row mutated(const token_row *row) {
     return wrong;
 }
 
+bt_status row_queue_reserve(row_queue *queue, int32_t **ids_out) {
+    const size_t bytes = row_record_bytes(widths_of(queue, queue->options.cap));
+    BT_ASSERT(queue->options.mask_mode != ROW_MASK_OFF);
+    uint8_t *to = make_room(queue, bytes, larger(2 * bytes, block_bytes(queue, bytes)));
+    if (to == NULL) return BT_ERR_WORKER_MEMORY;
+    queue->is_reserved = true;
+    *ids_out = (int32_t *)(void *)(to + ROW_RECORD_HEADER_BYTES);
+    return BT_OK;
+}
+
 bt_status row_queue_push(row_queue *queue, const token_row *row) {
     const bt_status status = check(queue, row);
     if (status != BT_OK) return status;
     const token_row queued = mutated(row);
     const size_t bytes = row_record_bytes(widths_of(queue, queued.support_count));
     if (bytes > queue->options.bytes_max - queue->bytes) return BT_ERR_REQUEST_FULL;
-    uint8_t *to = make_room(queue, bytes);
+    uint8_t *to = make_room(queue, bytes, block_bytes(queue, bytes));
     if (to == NULL) return BT_ERR_WORKER_MEMORY;
     row_record_encode(&queued, to);
+    queue->is_reserved = false;
     queue->last->used += bytes;
     queue->bytes += bytes;
     queue->pushed++;
@@ -188,7 +206,8 @@ bool row_queue_take(row_queue *queue, size_t bytes_max, row_slice *out) {
     queue->bytes -= count;
     const bool has_more = queue->first_at < block->used;
     /* Rows like these would not fit behind it: it is the taker's alone now. */
-    const bool is_full = block != queue->last || block->capacity - block->used < count;
+    const bool is_last = block == queue->last;
+    const bool is_full = !is_last || (!queue->is_reserved && block->capacity - block->used < count);
     if (has_more || !is_full) {
         bt_block_hold(block);
     } else {

@@ -1,15 +1,16 @@
-/* Decode's queue of token rows of one sequence, between the sampler and the row stream. A row is
- * written once, as the record that travels (proto/row_stream.h), into a counted block of the
- * worker's pool; take() gives a part of a block, by reference, as the payload of a frame. So
- * between the sampler's arrays and the socket a row is copied once, and a queue that is emptied
- * uses the same warm memory again.
+/* Decode's queue of token rows of one sequence, between the sampler and the row stream. Rows lie in
+ * counted blocks of the worker's pool as the records that travel (proto/row_stream.h). The sampler
+ * draws the support of a row straight into the next record (row_queue_reserve), push() writes what
+ * else is in it, take() gives a part of a block, by reference, as the payload of a frame: between
+ * the sampler and the socket the support is not copied at all.
  *
  * Row 0 comes from the proven metadata row of the handoff, the others from decode's own steps. All
  * rows of a queue have the mask mode it was made for. Without masks nothing depends on the cap.
  *
  * Bounded: a row that would pass options.bytes_max bytes not yet taken is REQUEST_FULL, and the
- * caller must take first. A queue's blocks are together at most two and a half times its rows,
- * and one of ROW_BLOCK_BYTES more. Event thread. */
+ * caller must take first. A block has room for two rows at the cap and is left for the next one
+ * when the second does not fit any more; so the blocks of a queue are together at most twice as
+ * large as its rows, two rows at the cap and ROW_BLOCK_BYTES more. Event thread. */
 #ifndef BT_PD_BUFFERS_ROW_QUEUE_H
 #define BT_PD_BUFFERS_ROW_QUEUE_H
 
@@ -42,7 +43,13 @@ void row_queue_destroy(row_queue *queue);
 /* Appends row 0. The row is proven and has the queue's mask mode, else CALLER_ARGUMENT; more than
  * cap entries: CALLER_LIMIT; no memory: WORKER_MEMORY. Copied. */
 BT_MUST_CHECK bt_status row_queue_push_first(row_queue *queue, const metadata_row *row);
-/* Appends one row of decode's own; errors as above. Copied. */
+/* Makes room for the support of the next row, at the cap, and says where its ids go; in support
+ * mode the log-probabilities follow, best right behind the ids. Another thread may write there
+ * until the row is pushed; a row that is not is as if nothing had been reserved. Of a queue with
+ * masks. WORKER_MEMORY. */
+BT_MUST_CHECK bt_status row_queue_reserve(row_queue *queue, int32_t **ids_out);
+/* Appends one row of decode's own; errors as above. What lies in the reserved room is not copied.
+ */
 BT_MUST_CHECK bt_status row_queue_push(row_queue *queue, const token_row *row);
 
 /* Bytes that are queued and not taken. */
@@ -62,7 +69,7 @@ typedef struct row_slice {
  * and one block holds, or the beginning of one that is longer. false: nothing is queued. Never
  * fails. */
 BT_MUST_CHECK bool row_queue_take(row_queue *queue, size_t bytes_max, row_slice *out);
-/* Forgets what is queued. */
+/* Forgets what is queued; what is reserved stays, and may be written to. */
 void row_queue_clear(row_queue *queue);
 
 #endif

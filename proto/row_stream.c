@@ -48,8 +48,9 @@ size_t row_record_bytes_max(uint32_t cap) {
                                          .id_logprob_count = PROTO_LOGPROB_IDS_MAX});
 }
 
+/* What lies there already stays. */
 static uint8_t *put(uint8_t *at, const void *from, size_t bytes) {
-    if (bytes > 0) memcpy(at, from, bytes);
+    if (bytes > 0 && at != from) memmove(at, from, bytes);
     return at + bytes;
 }
 

@@ -49,7 +49,8 @@ size_t row_record_bytes(row_widths widths);
 /* The same of the widest record there may be at this cap. */
 size_t row_record_bytes_max(uint32_t cap);
 /* Writes one record at out [row_record_bytes(token_row_widths(row))], any alignment. A support size
- * below support_count is written as support_count. */
+ * below support_count is written as support_count. The support may lie in the record already: the
+ * ids where they belong, log-probabilities anywhere behind them; nothing else may. */
 void row_record_encode(const token_row *row, uint8_t *out);
 /* Reads the record at bytes [available]. *used_out = 0 and OK when it is not complete yet, and then
  * row_out is left alone. A record of more than cap support entries, of none with a mask, of a

@@ -161,6 +161,7 @@ static void capture(const sampler_params *params, const entry *entries, size_t s
     row->cap_needed = (uint32_t)support;
     row->support_count = (uint32_t)count;
     row->selected_logprob = math_log_f32(entries[drawn].weight / mass);
+    if (params->mask_mode == SAMPLER_MASK_SUPPORT) (void)sampler_row_logprobs(row, (uint32_t)count);
     for (size_t i = 0; i < count; i++) {
         const entry *kept = &entries[i == count - 1 && drawn > i ? drawn : i];
         row->support_ids[i] = (int32_t)kept->id;
@@ -275,6 +276,7 @@ bt_status sampler_draw_ref(const sampler_params *params, const float *logits, ui
                          .status = SAMPLER_INVALID,
                          .support_ids = row->support_ids,
                          .support_logprobs = row->support_logprobs,
+                         .is_joined = row->is_joined,
                          .top = row->top,
                          .id_logprobs = row->id_logprobs};
     r.x = bt_calloc(r.count, sizeof *r.x);

@@ -16,52 +16,71 @@
 
 enum { QUEUE_BYTES = 64 * 1024, STREAM_HIGH_BYTES = 1 << 20 }; /* as in decode and worker_link */
 
+enum { COPY, APPEND, HANDOFF, EMISSION, STAGES };
+
 typedef struct decode_side {
     const bench_options *options;
     const bench_rows *rows;
     bt_block_pool *blocks;
     row_queue **queues; /* [batch] */
     uint64_t *offsets;  /* [batch], of the row streams */
+    token_row *drawn;   /* [batch], rows in their queues' room */
     bt_loop *loop;
     proto_link *link;
     bool is_high;
     pid_t reader;
 } decode_side;
 
+/* What a step is measured beside. */
+typedef struct machine {
+    size_t bytes;
+    uint8_t *from, *to;
+    int tcp, local;
+    pid_t readers[2];
+    bench_meter copy, tcp_write, local_write;
+} machine;
+
 /* ---- the machine ----------------------------------------------------------------------------- */
 
-static void bench_machine(const bench_options *o, const bench_rows *rows) {
-    uint8_t *from = bench_alloc(rows->step_bytes);
-    uint8_t *to = bench_alloc(rows->step_bytes);
-    static const struct {
-        bench_socket kind;
-        const char *stage;
-    } sockets[] = {{BENCH_TCP, "raw_tcp"}, {BENCH_UNIX, "raw_unix"}};
-    memset(from, 7, rows->step_bytes);
-    bench_meter meter = {0};
-    for (uint32_t i = 0; i < o->rounds * o->steps; i++) {
-        bench_begin(&meter);
-        memcpy(to, from, rows->step_bytes);
-        bench_end(&meter);
-        from[i % rows->step_bytes] ^= to[rows->step_bytes / 2];
-    }
-    bench_tell("memcpy", o, &meter, rows->step_bytes, o->steps);
-    bench_meter_free(&meter);
-    for (size_t s = 0; s < sizeof sockets / sizeof sockets[0]; s++) {
-        pid_t reader;
-        const int fd = bench_drain(sockets[s].kind, NULL, &reader);
-        for (uint32_t i = 0; i < o->rounds * o->steps; i++) {
-            bench_begin(&meter);
-            bench_write(fd, to, rows->step_bytes);
-            bench_end(&meter);
-        }
-        bench_tell(sockets[s].stage, o, &meter, rows->step_bytes, o->steps);
-        bench_meter_free(&meter);
-        (void)close(fd);
-        bench_drain_end(reader);
-    }
-    bt_free(from);
-    bt_free(to);
+static void open_machine(machine *m, const bench_rows *rows) {
+    m->bytes = rows->step_bytes;
+    m->from = bench_alloc(m->bytes);
+    m->to = bench_alloc(m->bytes);
+    memset(m->from, 7, m->bytes);
+    m->tcp = bench_drain(BENCH_TCP, NULL, &m->readers[0]);
+    m->local = bench_drain(BENCH_UNIX, NULL, &m->readers[1]);
+}
+
+/* The same bytes as a step has, between its parts: with caches as they are then. */
+static void measure_copy(machine *m, uint32_t step) {
+    bench_begin(&m->copy);
+    memcpy(m->to, m->from, m->bytes);
+    bench_end(&m->copy);
+    m->from[step % m->bytes] ^= m->to[m->bytes / 2];
+}
+
+static void measure_sockets(machine *m) {
+    bench_begin(&m->tcp_write);
+    bench_write(m->tcp, m->to, m->bytes);
+    bench_end(&m->tcp_write);
+    bench_begin(&m->local_write);
+    bench_write(m->local, m->to, m->bytes);
+    bench_end(&m->local_write);
+}
+
+static void close_machine(machine *m, const bench_options *o) {
+    bench_tell("memcpy", o, &m->copy, m->bytes, o->steps);
+    bench_tell("raw_tcp", o, &m->tcp_write, m->bytes, o->steps);
+    bench_tell("raw_unix", o, &m->local_write, m->bytes, o->steps);
+    bench_meter_free(&m->copy);
+    bench_meter_free(&m->tcp_write);
+    bench_meter_free(&m->local_write);
+    (void)close(m->tcp);
+    (void)close(m->local);
+    bench_drain_end(m->readers[0]);
+    bench_drain_end(m->readers[1]);
+    bt_free(m->from);
+    bt_free(m->to);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -98,6 +117,7 @@ static void open_side(decode_side *d) {
         .on_message = on_message, .on_closed = on_closed, .on_output = on_output, .context = d};
     d->queues = bench_alloc(d->options->batch * sizeof(row_queue *));
     d->offsets = bench_alloc(d->options->batch * sizeof *d->offsets);
+    d->drawn = bench_alloc(d->options->batch * sizeof *d->drawn);
     for (uint32_t i = 0; i < d->options->batch && status == BT_OK; i++)
         status = row_queue_create(&options, &d->queues[i]);
     const int fd = bench_drain(BENCH_TCP, NULL, &d->reader);
@@ -117,6 +137,7 @@ static void close_side(decode_side *d) {
     bt_block_pool_destroy(d->blocks);
     bt_free(d->queues);
     bt_free(d->offsets);
+    bt_free(d->drawn);
 }
 
 /* ---- stages ---------------------------------------------------------------------------------- */
@@ -125,6 +146,28 @@ static void append_step(decode_side *d) {
     for (uint32_t i = 0; i < d->options->batch; i++) {
         const token_row row = bench_row(d->rows, i);
         const bt_status status = row_queue_push(d->queues[i], &row);
+        if (status != BT_OK) bench_die("row_queue_push", status);
+    }
+}
+
+/* The same with rows that were drawn in place; how is not measured. */
+static void draw_step(decode_side *d) {
+    for (uint32_t i = 0; i < d->options->batch; i++) {
+        token_row row = bench_row(d->rows, i);
+        int32_t *room = NULL;
+        const bt_status status = row_queue_reserve(d->queues[i], &room);
+        if (status != BT_OK) bench_die("row_queue_reserve", status);
+        memcpy(room, row.support_ids, row.support_count * sizeof *room);
+        memcpy(room + row.support_count, row.support_logprobs, row.support_count * sizeof(float));
+        d->drawn[i] = row;
+        d->drawn[i].support_ids = room;
+        d->drawn[i].support_logprobs = (const float *)(const void *)(room + row.support_count);
+    }
+}
+
+static void push_drawn(decode_side *d) {
+    for (uint32_t i = 0; i < d->options->batch; i++) {
+        const bt_status status = row_queue_push(d->queues[i], &d->drawn[i]);
         if (status != BT_OK) bench_die("row_queue_push", status);
     }
 }
@@ -164,35 +207,45 @@ static void emit_step(decode_side *d) {
         turn(d);
 }
 
+/* Rows that are copied into the queues, then rows that lie there: a step of each in turn. */
+static void run_steps(decode_side *d, machine *m, bench_meter meters[STAGES]) {
+    for (uint32_t i = 0; i < d->options->rounds * d->options->steps; i++) {
+        measure_copy(m, i);
+        bench_begin(&meters[COPY]);
+        append_step(d);
+        bench_end(&meters[COPY]);
+        emit_step(d);
+        draw_step(d);
+        bench_begin(&meters[APPEND]);
+        push_drawn(d);
+        bench_end(&meters[APPEND]);
+        bench_begin(&meters[EMISSION]);
+        emit_step(d);
+        bench_end(&meters[EMISSION]);
+        measure_sockets(m);
+        draw_step(d);
+        push_drawn(d);
+        bench_begin(&meters[HANDOFF]);
+        for (uint32_t at = 0; at < d->options->batch; at++)
+            hand_off(d, at, NULL);
+        bench_end(&meters[HANDOFF]);
+    }
+}
+
 void bench_decode(const bench_options *options, const bench_rows *rows) {
+    static const char *const names[STAGES] = {"append_copied", "append", "handoff", "emission"};
     decode_side d = {.options = options, .rows = rows};
-    bench_meter append = {0};
-    bench_meter handoff = {0};
-    bench_meter emission = {0};
-    bench_machine(options, rows);
+    bench_meter meters[STAGES] = {{0}};
+    machine m = {0};
+    open_machine(&m, rows);
     open_side(&d);
     append_step(&d); /* warms */
     emit_step(&d);
-    for (uint32_t i = 0; i < options->rounds * options->steps; i++) {
-        append_step(&d);
-        bench_begin(&handoff);
-        for (uint32_t at = 0; at < options->batch; at++)
-            hand_off(&d, at, NULL);
-        bench_end(&handoff);
+    run_steps(&d, &m, meters);
+    for (size_t i = 0; i < STAGES; i++) {
+        bench_tell(names[i], options, &meters[i], rows->step_bytes, options->steps);
+        bench_meter_free(&meters[i]);
     }
-    for (uint32_t i = 0; i < options->rounds * options->steps; i++) {
-        bench_begin(&append);
-        append_step(&d);
-        bench_end(&append);
-        bench_begin(&emission);
-        emit_step(&d);
-        bench_end(&emission);
-    }
-    bench_tell("append", options, &append, rows->step_bytes, options->steps);
-    bench_tell("handoff", options, &handoff, rows->step_bytes, options->steps);
-    bench_tell("emission", options, &emission, rows->step_bytes, options->steps);
-    bench_meter_free(&append);
-    bench_meter_free(&handoff);
-    bench_meter_free(&emission);
     close_side(&d);
+    close_machine(&m, options);
 }

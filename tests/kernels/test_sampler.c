@@ -459,6 +459,49 @@ static void a_used_workspace_changes_nothing(void **state) {
     sampler_workspace_destroy(fresh);
 }
 
+/* A joined row has the same numbers, its log-probabilities right behind its ids, and nothing behind
+ * both; of the reference too. */
+static void joined_rows_are_the_same_rows(void **state) {
+    table *t = *state;
+    static const struct {
+        uint32_t top_k, mask_mode, mask_bounded;
+    } cases[] = {{1, SAMPLER_MASK_SUPPORT, 0},    {2, SAMPLER_MASK_SUPPORT, 0},
+                 {33, SAMPLER_MASK_SUPPORT, 0},   {CAPACITY, SAMPLER_MASK_SUPPORT, 0},
+                 {500, SAMPLER_MASK_SUPPORT, 1},  {33, SAMPLER_MASK_SELECTED, 0},
+                 {500, SAMPLER_MASK_SELECTED, 1}, {500, SAMPLER_MASK_SUPPORT, 0}};
+    float logits[1000];
+    sampler_fill_logits(SAMPLER_LOGITS_NORMAL, 5, logits, 1000);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        sampler_params params = support_params(cases[i].top_k, 1.0F);
+        params.mask_mode = cases[i].mask_mode;
+        params.mask_bounded = cases[i].mask_bounded;
+        const sampler_row *apart = draw(t, &params, logits, 1000, 8);
+        for (int is_reference = 0; is_reference < 2; is_reference++) {
+            int32_t joined[2 * CAPACITY + 1];
+            for (size_t k = 0; k < 2 * CAPACITY + 1; k++)
+                joined[k] = -7;
+            sampler_row row = {.support_ids = joined, .is_joined = 1};
+            if (is_reference != 0) {
+                assert_int_equal(sampler_draw_ref(&params, logits, 1000, 8, &row), BT_OK);
+            } else {
+                sampler_draw(t->workspace, &params, logits, 1000, 8, &row);
+            }
+            const uint32_t count = apart->support_count;
+            const bool has_both = count > 0 && params.mask_mode == SAMPLER_MASK_SUPPORT;
+            assert_int_equal(row.status, apart->status);
+            assert_int_equal(row.token, apart->token);
+            assert_int_equal(row.support_count, count);
+            assert_memory_equal(joined, apart->support_ids, count * sizeof(int32_t));
+            if (has_both) {
+                assert_ptr_equal(row.support_logprobs, joined + count);
+                assert_memory_equal(joined + count, apart->support_logprobs, count * sizeof(float));
+            }
+            for (size_t k = has_both ? 2 * count : count; k < 2 * CAPACITY + 1; k++)
+                assert_int_equal(joined[k], -7);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hash_and_noise_have_known_answers),
@@ -478,6 +521,7 @@ int main(void) {
         cmocka_unit_test(draws_follow_the_weights),
         cmocka_unit_test(parameters_are_checked),
         cmocka_unit_test(a_used_workspace_changes_nothing),
+        cmocka_unit_test(joined_rows_are_the_same_rows),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -489,13 +489,13 @@ static void what_nobody_asked_for_takes_no_memory(void **state) {
     g.mask_mode = SAMPLER_MASK_OFF;
     (void)rig_start(r, 20, &g, UINT64_MAX);
     rig_settle(r);
-    assert_null(r->core->step.support_ids);
+    assert_null(r->core->step.seen_ids);
     assert_null(r->core->step.top);
     assert_null(r->core->step.id_logprobs);
     g.top_logprobs = 1;
     (void)rig_start(r, 20, &g, UINT64_MAX);
     rig_settle(r);
-    assert_null(r->core->step.support_ids);
+    assert_null(r->core->step.seen_ids);
     assert_non_null(r->core->step.top);
     assert_null(r->core->step.id_logprobs);
     rig_destroy(r);

@@ -382,6 +382,28 @@ static void scores_are_those_of_the_same_place(void **state) {
     sim_rows_destroy(rows);
 }
 
+/* Log-probabilities right behind the ids, where the row asks for it. */
+static void joined_rows_are_the_same_rows(void **state) {
+    (void)state;
+    static int32_t joined[2 * WIDTH_MAX];
+    sim_rows *rows = make(VOCAB, 100, 1);
+    sampler_params params = support_params();
+    for (uint64_t i = 1; i < 50; i++) {
+        params.mask_max_tokens = i % 2 == 0 ? WIDTH_MAX : 7;
+        params.mask_bounded = 1;
+        draw(rows, &params, i, i * 31, &got);
+        sampler_row row = {.token = -1, .support_ids = joined, .is_joined = 1};
+        sim_rows_draw(rows, &params, i, i * 31, &row);
+        const uint32_t count = got.row.support_count;
+        assert_true(count > 0);
+        assert_int_equal(row.support_count, count);
+        assert_ptr_equal(row.support_logprobs, joined + count);
+        assert_memory_equal(joined, got.ids, count * sizeof(int32_t));
+        assert_memory_equal(joined + count, got.logprobs, count * sizeof(float));
+    }
+    sim_rows_destroy(rows);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(realistic_widths_have_the_quantiles_promised),
@@ -393,6 +415,7 @@ int main(void) {
         cmocka_unit_test(a_support_above_the_cap_overflows),
         cmocka_unit_test(a_bounded_row_keeps_the_heaviest_and_the_drawn),
         cmocka_unit_test(scores_are_those_of_the_same_place),
+        cmocka_unit_test(joined_rows_are_the_same_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

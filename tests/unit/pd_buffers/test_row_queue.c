@@ -222,6 +222,109 @@ static void an_emptied_queue_uses_its_memory_again(void **state) {
     row_queue_destroy(queue);
 }
 
+/* One part, which is all there is. */
+static size_t take_part(row_queue *queue) {
+    row_slice part;
+    assert_true(row_queue_take(queue, BYTES_MAX, &part));
+    memcpy(stream, part.bytes, part.count);
+    bt_block_release(part.block);
+    assert_int_equal(row_queue_bytes(queue), 0);
+    return part.count;
+}
+
+/* Draws row `number` into the reserved room as the sampler does, log-probabilities right behind the
+ * ids or as far away as the cap, and pushes it. */
+static void draw_in_place(row_queue *queue, uint32_t mode, uint32_t number, bool is_joined) {
+    int32_t *room = NULL;
+    token_row row = make_row(mode, number);
+    const uint32_t count = row.support_count;
+    assert_int_equal(row_queue_reserve(queue, &room), BT_OK);
+    float *behind = (float *)(void *)(room + (is_joined ? count : CAP));
+    memcpy(room, row.support_ids, count * sizeof *room);
+    row.support_ids = room;
+    if (mode == ROW_MASK_SUPPORT) {
+        memcpy(behind, row.support_logprobs, count * sizeof *behind);
+        row.support_logprobs = behind;
+    }
+    assert_int_equal(row_queue_push(queue, &row), BT_OK);
+}
+
+static void rows_are_drawn_in_place(void **state) {
+    (void)state;
+    for (uint32_t mode = ROW_MASK_SELECTED; mode <= ROW_MASK_SUPPORT; mode++) {
+        row_queue *queue = make_queue(mode);
+        size_t bytes = 0;
+        uint32_t taken = 0;
+        row_slice part, kept = {.count = 0};
+        for (uint32_t i = 0; i < ROWS; i++) {
+            int32_t *room = NULL;
+            int32_t *again = NULL;
+            assert_int_equal(row_queue_reserve(queue, &room), BT_OK);
+            for (uint32_t k = 0; k < mode * CAP; k++) /* one array, or two */
+                room[k] = -1;
+            /* Rows before it go out meanwhile, and are written. */
+            if (i % 3 == 1 && row_queue_take(queue, BYTES_MAX, &part)) {
+                memcpy(stream + bytes, part.bytes, part.count);
+                bytes += part.count;
+                bt_block_release(kept.block);
+                kept = part;
+            }
+            assert_int_equal(row_queue_reserve(queue, &again), BT_OK);
+            assert_ptr_equal(room, again);
+            draw_in_place(queue, mode, i, i % 2 == 0);
+        }
+        bt_block_release(kept.block);
+        taken = row_queue_taken(queue);
+        assert_true(taken > 0);
+        while (row_queue_take(queue, 500, &part)) {
+            memcpy(stream + bytes, part.bytes, part.count);
+            bytes += part.count;
+            bt_block_release(part.block);
+        }
+        assert_stream(mode, bytes, 0, ROWS);
+        row_queue_destroy(queue);
+        assert_int_equal(bt_block_pool_used_bytes(pool), 0);
+    }
+}
+
+/* The step goes on while its sample ends: what it writes to stays. */
+static void reserved_room_outlives_a_clear(void **state) {
+    (void)state;
+    row_queue *queue = make_queue(ROW_MASK_SUPPORT);
+    int32_t *room = NULL;
+    for (uint32_t i = 0; i < 20; i++)
+        draw_in_place(queue, ROW_MASK_SUPPORT, i, true);
+    assert_int_equal(row_queue_reserve(queue, &room), BT_OK);
+    row_queue_clear(queue);
+    assert_int_equal(row_queue_bytes(queue), 0);
+    memset(room, 1, 2 * CAP * sizeof *room);
+    draw_in_place(queue, ROW_MASK_SUPPORT, 20, true);
+    assert_stream(ROW_MASK_SUPPORT, take_part(queue), 20, 1);
+    assert_int_equal(row_queue_reserve(queue, &room), BT_OK); /* and is not drawn to */
+    row_queue_destroy(queue);
+    assert_int_equal(bt_block_pool_used_bytes(pool), 0);
+}
+
+/* Small rows under a large cap: the blocks are not much more than twice the rows. */
+static void reserved_room_is_used_again(void **state) {
+    (void)state;
+    enum { WIDE = 40000, PILED = 500 };
+    const row_queue_options options = {.blocks = pool,
+                                       .mask_mode = ROW_MASK_SUPPORT,
+                                       .cap = WIDE,
+                                       .top_logprobs = ROW_MASK_SUPPORT,
+                                       .logprob_ids = 2 * ROW_MASK_SUPPORT,
+                                       .bytes_max = BYTES_MAX};
+    const size_t at_cap = ROW_RECORD_HEADER_BYTES + 2 * sizeof(int32_t) * WIDE;
+    row_queue *queue = NULL;
+    assert_int_equal(row_queue_create(&options, &queue), BT_OK);
+    for (uint32_t i = 0; i < PILED; i++)
+        draw_in_place(queue, ROW_MASK_SUPPORT, i % ROWS, true);
+    assert_true(bt_block_pool_used_bytes(pool) <=
+                2 * row_queue_bytes(queue) + 5 * at_cap / 2 + ROW_BLOCK_BYTES);
+    row_queue_destroy(queue);
+}
+
 static void row_zero_comes_from_the_handoff(void **state) {
     (void)state;
     for (uint32_t mode = ROW_MASK_OFF; mode <= ROW_MASK_SUPPORT; mode++) {
@@ -343,6 +446,9 @@ int main(void) {
         cmocka_unit_test(whole_rows_are_taken_where_they_fit),
         cmocka_unit_test(parts_outlive_what_follows),
         cmocka_unit_test(an_emptied_queue_uses_its_memory_again),
+        cmocka_unit_test(rows_are_drawn_in_place),
+        cmocka_unit_test(reserved_room_outlives_a_clear),
+        cmocka_unit_test(reserved_room_is_used_again),
         cmocka_unit_test(row_zero_comes_from_the_handoff),
         cmocka_unit_test(pushed_rows_are_copies),
         cmocka_unit_test(bounds_hold),

@@ -14,17 +14,51 @@ enum { FIRST_BYTES = 256, PORTION = 256 /* numbers */ };
 void bt_text_init(bt_text *text, size_t bytes_max) {
     memset(text, 0, sizeof(*text));
     text->bytes_max = bytes_max;
+    text->first_bytes = FIRST_BYTES;
+}
+
+void bt_text_init_pooled(bt_text *text, size_t bytes_max, bt_block_pool *pool, size_t first_bytes) {
+    bt_text_init(text, bytes_max);
+    text->pool = pool;
+    text->first_bytes = first_bytes;
 }
 
 void bt_text_fini(bt_text *text) {
-    bt_free(text->bytes);
+    if (text->pool == NULL) bt_free(text->bytes);
+    bt_block_release(text->block);
     bt_text_init(text, text->bytes_max);
+}
+
+bt_block *bt_text_take_block(bt_text *text) {
+    bt_block *block = text->block;
+    if (block == NULL) return NULL;
+    bt_text_init_pooled(text, text->bytes_max, text->pool, text->first_bytes);
+    return block;
 }
 
 void bt_text_clear(bt_text *text) {
     text->used = 0;
     text->has_failed = false;
     if (text->bytes != NULL) text->bytes[0] = 0;
+}
+
+/* false: no memory. */
+static bool grow(bt_text *text, size_t capacity) {
+    if (text->pool == NULL) {
+        char *bytes = bt_realloc(text->bytes, capacity);
+        if (bytes == NULL) return false;
+        text->bytes = bytes;
+        text->capacity = capacity;
+        return true;
+    }
+    bt_block *block = bt_block_acquire(text->pool, capacity);
+    if (block == NULL) return false;
+    if (text->used > 0) memcpy(block->bytes, text->bytes, text->used);
+    bt_block_release(text->block);
+    text->block = block;
+    text->bytes = (char *)block->bytes;
+    text->capacity = block->capacity;
+    return true;
 }
 
 char *bt_text_reserve(bt_text *text, size_t count) {
@@ -35,18 +69,15 @@ char *bt_text_reserve(bt_text *text, size_t count) {
     }
     needed++;
     if (needed > text->capacity) {
-        size_t grown = text->capacity > 0 ? text->capacity : FIRST_BYTES;
+        size_t grown = text->capacity > 0 ? text->capacity : text->first_bytes;
         while (grown < needed && grown <= text->bytes_max) {
             grown *= 2;
         }
         if (grown < needed) grown = needed;
-        char *bytes = bt_realloc(text->bytes, grown);
-        if (bytes == NULL) {
+        if (!grow(text, grown)) {
             text->has_failed = true;
             return NULL;
         }
-        text->bytes = bytes;
-        text->capacity = grown;
     }
     return text->bytes + text->used;
 }

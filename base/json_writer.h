@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/block_pool.h"
 #include "base/compiler.h"
 
 typedef struct bt_text {
@@ -16,12 +17,20 @@ typedef struct bt_text {
     size_t capacity;
     size_t bytes_max;
     bool has_failed;
+    bt_block_pool *pool; /* NULL: the memory is of malloc */
+    bt_block *block;     /* of the pool, holds the bytes */
+    size_t first_bytes;
 } bt_text;
 
 void bt_text_init(bt_text *text, size_t bytes_max);
+/* The memory is blocks of the pool, the first one of first_bytes or more. */
+void bt_text_init_pooled(bt_text *text, size_t bytes_max, bt_block_pool *pool, size_t first_bytes);
 void bt_text_fini(bt_text *text);
 /* Forgets the content and keeps the memory. */
 void bt_text_clear(bt_text *text);
+/* Gives up the content with its block, and the hold of it: block->bytes begins with the content.
+ * The text is empty, and its pool the same. NULL when it has no block. */
+bt_block *bt_text_take_block(bt_text *text);
 void bt_text_add(bt_text *text, const char *bytes, size_t count);
 void bt_text_add_string(bt_text *text, const char *string);
 void bt_text_add_format(bt_text *text, const char *format, ...) BT_PRINTF(2, 3);

@@ -20,7 +20,8 @@
 #include "router/api_format.h"
 
 enum {
-    PORTION = 64 * 1024,     /* of JSON made at once */
+    /* Of a text made at once; with what it may go beyond it stays within API_TEXT_BLOCK_BYTES. */
+    PORTION = 96 * 1024,
     WHOLE_BYTES = 64 * 1024, /* replies up to here are sent with a Content-Length */
 };
 
@@ -260,7 +261,7 @@ static bool write_some(api_call *call) {
             cut(call);
             return false;
         }
-        output->add(output->context, scratch->bytes, scratch->used);
+        output->give(output->context, scratch);
     }
     return true;
 }
@@ -317,7 +318,7 @@ static void pump_measuring(api_call *call) {
     const int64_t bytes = is_all ? (int64_t)scratch->used : call->whole.bytes;
     call->state = API_CALL_WRITING;
     output->begin(output->context, 200, is_tensors ? TENSORS_TYPE : JSON_TYPE, bytes, NULL);
-    output->add(output->context, scratch->bytes, scratch->used);
+    output->give(output->context, scratch);
     pump_whole(call);
 }
 

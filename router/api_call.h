@@ -31,13 +31,17 @@
 #include "router/sample_set.h"
 #include "router/tensor_header.h"
 
-/* Where the answer goes. begin once, add any number of times, then end or cut once; afterwards the
- * context is not used again. */
+/* The first size of a text to format into, so that it can be given as it is. */
+enum { API_TEXT_BLOCK_BYTES = 128 * 1024 };
+
+/* Where the answer goes. begin once, add and give any number of times, then end or cut once;
+ * afterwards the context is not used again. */
 typedef struct api_output {
     /* content_bytes -1: not known. fields: further header lines or NULL. */
     void (*begin)(void *context, int status, const char *content_type, int64_t content_bytes,
                   const char *fields);
     void (*add)(void *context, const char *bytes, size_t count);
+    void (*give)(void *context, bt_text *text); /* adds it and leaves it empty */
     void (*end)(void *context);
     void (*cut)(void *context); /* the answer cannot be finished honestly: drop the connection */
     size_t (*room)(void *context);

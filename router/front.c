@@ -12,6 +12,7 @@
 enum {
     SOCKETS_PER_THREAD = 4096,
     SCRATCH_BYTES_MAX = 64 << 20,
+    TEXT_IDLE_BYTES = 4 << 20, /* of blocks for texts that are kept, for each thread */
     STOP_TICK_US = 10 * 1000,
     STOP_TICKS_MAX = 100, /* a second for the last words of all connections */
 };
@@ -104,7 +105,9 @@ static bt_status create_thread(front *f, front_thread *thread, uint32_t index) {
     http.connections_max = (http.connections_max + options->threads - 1) / options->threads;
     thread->front = f;
     thread->index = index;
-    bt_text_init(&thread->scratch, SCRATCH_BYTES_MAX);
+    const bt_block_pool_options texts = {.idle_bytes_max = TEXT_IDLE_BYTES};
+    if (bt_block_pool_create(&texts, &thread->texts) != BT_OK) return BT_ERR_WORKER_MEMORY;
+    bt_text_init_pooled(&thread->scratch, SCRATCH_BYTES_MAX, thread->texts, API_TEXT_BLOCK_BYTES);
     thread->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (thread->stop_fd < 0) return BT_ERR_WORKER_IO;
     bt_status status = bt_loop_create(&thread->loop);
@@ -195,6 +198,7 @@ static void destroy_thread(front_thread *thread) {
     bt_loop_destroy(thread->loop);
     bt_free(thread->watches);
     bt_text_fini(&thread->scratch);
+    bt_block_pool_destroy(thread->texts); /* what is still to be written holds its block */
     if (thread->stop_fd >= 0) close(thread->stop_fd);
 }
 

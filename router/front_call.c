@@ -22,6 +22,11 @@ static void add(void *context, const char *bytes, size_t count) {
     http_exchange_add(call->exchange, bytes, count);
 }
 
+static void give(void *context, bt_text *text) {
+    front_call *call = context;
+    http_exchange_give(call->exchange, text);
+}
+
 /* The exchange may take the next request inside the call, so it is forgotten before. */
 static void end(void *context) {
     front_call *call = context;
@@ -50,6 +55,7 @@ static void wake(void *context) {
 static api_output output_of(front_call *call) {
     return (api_output){.begin = begin,
                         .add = add,
+                        .give = give,
                         .end = end,
                         .cut = cut,
                         .room = room,

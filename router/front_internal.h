@@ -59,6 +59,7 @@ struct front_thread {
     /* Requests to the workers, and what is being read counts as one: at most flows_per_thread_max.
      * The control thread takes off what it has let go, so that its commands never overflow. */
     _Atomic uint32_t flow_count;
+    bt_block_pool *texts; /* blocks of scratch, and of texts on their way to clients */
     bt_text scratch;
     api_snapshot snapshot; /* while an answer is made */
 };

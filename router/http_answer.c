@@ -7,7 +7,7 @@
 #include "base/json_writer.h"
 #include "router/http_internal.h"
 
-enum { FIELDS_BYTES_MAX = 8192 };
+enum { FIELDS_BYTES_MAX = 8192, GIVEN_BYTES_MIN = 16 * 1024 };
 
 static const struct {
     int status;
@@ -109,6 +109,35 @@ void http_exchange_add(http_exchange *exchange, const char *bytes, size_t count)
     struct evbuffer *output = bufferevent_get_output(exchange->bev);
     if (exchange->is_chunked) evbuffer_add_printf(output, "%zx\r\n", count);
     evbuffer_add(output, bytes, count);
+    if (exchange->is_chunked) evbuffer_add(output, "\r\n", 2);
+}
+
+static void on_written(const void *bytes, size_t count, void *context) {
+    (void)bytes;
+    (void)count;
+    bt_block_release(context);
+}
+
+/* Little in a large block would be memory held for nothing; below some size a copy is cheaper. */
+static bool is_worth_giving(const bt_text *text) {
+    return text->block != NULL && text->used >= GIVEN_BYTES_MIN && text->used >= text->capacity / 2;
+}
+
+void http_exchange_give(http_exchange *exchange, bt_text *text) {
+    BT_ASSERT(exchange->state == HTTP_STATE_ANSWERING && exchange->has_begun);
+    struct evbuffer *output = bufferevent_get_output(exchange->bev);
+    const size_t count = text->used;
+    if (exchange->is_head_only || !is_worth_giving(text)) {
+        if (count > 0) http_exchange_add(exchange, text->bytes, count);
+        bt_text_clear(text);
+        return;
+    }
+    bt_block *block = bt_text_take_block(text);
+    if (exchange->is_chunked) evbuffer_add_printf(output, "%zx\r\n", count);
+    if (evbuffer_add_reference(output, block->bytes, count, on_written, block) != 0) {
+        evbuffer_add(output, block->bytes, count);
+        bt_block_release(block);
+    }
     if (exchange->is_chunked) evbuffer_add(output, "\r\n", 2);
 }
 

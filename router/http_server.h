@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/json_writer.h"
 #include "base/loop.h"
 #include "base/status.h"
 #include "router/budget.h"
@@ -75,6 +76,9 @@ void http_exchange_own(http_exchange *exchange, const http_owner *owner);
  * exchange is gone after end. For HEAD the body is left out. */
 void http_exchange_begin(http_exchange *exchange, const http_head *head);
 void http_exchange_add(http_exchange *exchange, const char *bytes, size_t count);
+/* Adds a text and leaves it empty. Of a large one that has a block of a pool the block goes along
+ * until it is written, and nothing is copied. */
+void http_exchange_give(http_exchange *exchange, bt_text *text);
 void http_exchange_end(http_exchange *exchange);
 /* Cuts the connection: the answer has begun and cannot be finished honestly. The owner is not told.
  */

@@ -8,7 +8,7 @@
 
 enum {
     REPLY_PORTION = 16 * 1024, /* bytes of text written at once */
-    REPLY_ENTRIES = 2048,      /* numbers of a row written at once */
+    REPLY_ENTRIES = 1024,      /* numbers of a row written at once */
 };
 
 static inline size_t reply_rows_of(const reply_writer *writer) {

@@ -11,6 +11,7 @@
 #include "base/assert.h"
 #include "base/loop.h"
 #include "base/mem.h"
+#include "router/api_call.h"
 #include "router/control.h"
 #include "router/http_server.h"
 #include "router/reply_writer.h"
@@ -18,7 +19,7 @@
 #include "tests/support/test_bytes.h"
 #include "tests/support/tiny_model.h"
 
-enum { PROMPT_TOKENS = 4, PORTION = 64 * 1024, RID_BYTES = 16 };
+enum { PROMPT_TOKENS = 4, PORTION = 96 * 1024, RID_BYTES = 16 };
 
 typedef struct bench_flow {
     control_flow flow; /* first */
@@ -43,6 +44,7 @@ typedef struct router_side {
     pid_t workers;
     http_server *server;
     http_exchange *exchange;
+    bt_block_pool *texts;
     pid_t client;
     int32_t words[PROMPT_TOKENS];
 } router_side;
@@ -127,6 +129,9 @@ static void open_side(router_side *r) {
     budget_init(&r->limits.memory, 8ull << 30);
     budget_init(&r->limits.spill, 0);
     budget_init(&r->bodies, 1 << 20);
+    const bt_block_pool_options texts = {.idle_bytes_max = 4 << 20};
+    if (bt_block_pool_create(&texts, &r->texts) != BT_OK)
+        bench_die("blocks for texts", BT_ERR_WORKER_MEMORY);
     r->limits.spill_path = "/tmp";
     r->settings.mask_max_tokens = cap;
     bt_status status = bt_loop_create(&r->loop);
@@ -171,6 +176,7 @@ static void close_side(router_side *r) {
     (void)close(r->go_fd);
     bench_drain_end(r->workers);
     bt_loop_destroy(r->loop);
+    bt_block_pool_destroy(r->texts);
     tokenizer_destroy(r->tokenizer);
     bt_free(r->flows);
 }
@@ -255,8 +261,8 @@ static size_t write_text(router_side *r, reply_writer *writer, bt_text *scratch,
         const bt_status status =
             reply_writer_produce(writer, scratch, room < PORTION ? room : PORTION);
         if (status != BT_OK) bench_die("making text", status);
-        if (is_sent) http_exchange_add(r->exchange, scratch->bytes, scratch->used);
         bytes += scratch->used;
+        if (is_sent) http_exchange_give(r->exchange, scratch);
     }
     while (is_sent && !http_server_is_flushed(r->server))
         turn(r);
@@ -286,7 +292,7 @@ static size_t write_texts(router_side *r, text_form form, bench_meter *meter) {
     reply_writer writer;
     bt_text scratch;
     size_t bytes = 0;
-    bt_text_init(&scratch, 64 << 20);
+    bt_text_init_pooled(&scratch, 64 << 20, r->texts, API_TEXT_BLOCK_BYTES);
     reply_writer_init(&writer, NULL, r->rows->cap);
     for (uint32_t i = 0; i < r->options->texts; i++) {
         bench_flow *f = &r->flows[i % r->options->batch];

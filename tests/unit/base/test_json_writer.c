@@ -121,11 +121,46 @@ static void test_limits(void **state) {
     bt_text_fini(&text);
 }
 
+/* In blocks of a pool: the same text, and the block can be given away. */
+static void test_pooled(void **state) {
+    const bt_block_pool_options options = {.bytes_max = 1 << 20, .idle_bytes_max = 1 << 20};
+    bt_block_pool *pool;
+    bt_text text;
+    (void)state;
+    assert_int_equal(bt_block_pool_create(&options, &pool), BT_OK);
+    bt_text_init_pooled(&text, 1 << 24, pool, 4096);
+    assert_null(bt_text_take_block(&text));
+    for (int i = 0; i < 3000; i++) {
+        bt_text_add_string(&text, "ab");
+        if (i == 0) assert_int_equal(text.capacity, 4096);
+    }
+    assert_int_equal(text.used, 6000);
+    assert_int_equal(text.bytes[6000], 0);
+    assert_int_equal(bt_block_pool_used_bytes(pool), text.capacity); /* the smaller one is back */
+    bt_block *block = bt_text_take_block(&text);
+    assert_non_null(block);
+    for (int i = 0; i < 6000; i++) {
+        assert_int_equal(block->bytes[i], i % 2 == 0 ? 'a' : 'b');
+    }
+    assert_int_equal(text.used, 0);
+    bt_text_add_string(&text, "next");
+    assert_string_equal(text.bytes, "next");
+    assert_ptr_not_equal(text.block, block);
+    bt_block_release(block);
+    /* The pool's limit is a failure of the text, which keeps what it has. */
+    assert_null(bt_text_reserve(&text, 2 << 20));
+    assert_true(text.has_failed);
+    assert_int_equal(text.used, 4);
+    bt_text_fini(&text);
+    assert_int_equal(bt_block_pool_used_bytes(pool), 0);
+    bt_block_pool_destroy(pool);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_strings), cmocka_unit_test(test_bytes_that_are_not_utf8),
         cmocka_unit_test(test_numbers), cmocka_unit_test(test_lists),
-        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_limits),  cmocka_unit_test(test_pooled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

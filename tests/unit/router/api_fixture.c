@@ -33,6 +33,11 @@ static void on_add(void *context, const char *bytes, size_t count) {
     if (f->room != SIZE_MAX) f->room = f->room > count ? f->room - count : 0;
 }
 
+static void on_give(void *context, bt_text *text) {
+    if (text->used > 0) on_add(context, text->bytes, text->used);
+    bt_text_clear(text);
+}
+
 static void on_end(void *context) {
     api_fixture *f = context;
     f->end_count++;
@@ -157,6 +162,7 @@ int api_fixture_tear_down(void **state) {
 bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
     const api_output output = {.begin = on_begin,
                                .add = on_add,
+                               .give = on_give,
                                .end = on_end,
                                .cut = on_cut,
                                .room = on_get_room,

@@ -330,6 +330,100 @@ static void test_stream_in_chunks(void **state) {
 }
 
 /* A client that does not read fills the room; the producer is told when there is some again. */
+/* Texts of any size, in blocks of a pool or not: what the client gets is what was given, whole or
+ * in chunks, and each block comes back when it is written. */
+static void give_texts(fixture *f, bt_block_pool *pool, const char *request, bool is_chunked) {
+    static const size_t SIZES[] = {0, 5, 20000, 40000, 100000, 70000};
+    static char expected[300000];
+    size_t used = 0;
+    bt_text text;
+    bt_text_init_pooled(&text, 1 << 20, pool, 64 * 1024);
+    f->answer_bytes = 0;
+    f->held_count = 0;
+    put(f, request, strlen(request));
+    const http_head head = {200, "text/plain", 235005, NULL};
+    if (!is_chunked) http_exchange_begin(f->held[0], &head);
+    for (size_t i = 0; i < sizeof(SIZES) / sizeof(SIZES[0]); i++) {
+        for (size_t k = 0; k < SIZES[i]; k++) {
+            const char c = (char)('a' + (i + k) % 26);
+            bt_text_add(&text, &c, 1);
+            expected[used++] = c;
+        }
+        http_exchange_give(f->held[0], &text);
+        assert_int_equal(text.used, 0);
+        assert_false(text.has_failed);
+        (void)take(f);
+    }
+    http_exchange_end(f->held[0]);
+    (void)take(f);
+    bt_text_fini(&text);
+    assert_int_equal(bt_block_pool_used_bytes(pool), 0);
+    const char *body = strstr(f->answer, "\r\n\r\n") + 4;
+    if (!is_chunked) {
+        assert_int_equal(f->answer + f->answer_bytes - body, used);
+        assert_memory_equal(body, expected, used);
+        return;
+    }
+    size_t found = 0;
+    for (;;) {
+        char *end;
+        const size_t bytes = strtoul(body, &end, 16);
+        assert_memory_equal(end, "\r\n", 2);
+        if (bytes == 0) break;
+        assert_memory_equal(end + 2, expected + found, bytes);
+        found += bytes;
+        body = end + 2 + bytes + 2;
+    }
+    assert_int_equal(found, used);
+}
+
+static void test_giving_texts(void **state) {
+    fixture *f = *state;
+    bt_block_pool *pool;
+    bt_text text;
+    const bt_block_pool_options options = {.idle_bytes_max = 1 << 20};
+    assert_int_equal(bt_block_pool_create(&options, &pool), BT_OK);
+    give_texts(f, pool, "GET /later HTTP/1.1\r\n" H "\r\n", false);
+    give_texts(f, pool, "GET /stream HTTP/1.1\r\n" H "\r\n", true);
+    /* One without a pool, a HEAD, and a client that leaves before it has read. */
+    bt_text_init(&text, 1 << 20);
+    assert_non_null(bt_text_reserve(&text, 50000));
+    memset(text.bytes, 'x', 50000);
+    text.used = 50000;
+    f->held_count = 0;
+    put(f, "GET /stream HTTP/1.1\r\n" H "\r\n", strlen("GET /stream HTTP/1.1\r\n" H "\r\n"));
+    http_exchange_give(f->held[0], &text);
+    assert_int_equal(text.used, 0);
+    assert_true(text.capacity >= 50000);
+    http_exchange_end(f->held[0]);
+    bt_text_fini(&text);
+    (void)take(f);
+    bt_text_init_pooled(&text, 1 << 20, pool, 64 * 1024);
+    assert_non_null(bt_text_reserve(&text, 60000));
+    text.used = 60000;
+    f->held_count = 0;
+    put(f, "HEAD /stream HTTP/1.1\r\n" H "\r\n", strlen("HEAD /stream HTTP/1.1\r\n" H "\r\n"));
+    http_exchange_give(f->held[0], &text);
+    assert_int_equal(bt_block_pool_used_bytes(pool), text.capacity);
+    http_exchange_end(f->held[0]);
+    (void)take(f);
+    f->held_count = 0;
+    put(f, "GET /stream HTTP/1.1\r\n" H "\r\n", strlen("GET /stream HTTP/1.1\r\n" H "\r\n"));
+    for (int i = 0; i < 5; i++) {
+        assert_non_null(bt_text_reserve(&text, 60000));
+        memset(text.bytes, 'y', 60000);
+        text.used = 60000;
+        http_exchange_give(f->held[0], &text);
+    }
+    bt_text_fini(&text);
+    assert_true(bt_block_pool_used_bytes(pool) > 0);
+    bt_block_pool_destroy(pool); /* before those who hold its blocks */
+    close(f->client);
+    f->client = -1;
+    turn(f);
+    assert_int_equal(f->gone_count, 1);
+}
+
 static void test_back_pressure(void **state) {
     fixture *f = *state;
     put(f, "GET /stream HTTP/1.1\r\n" H "\r\n", strlen("GET /stream HTTP/1.1\r\n" H "\r\n"));
@@ -497,6 +591,7 @@ int main(void) {
         CASE(test_bodies_share_a_budget),
         CASE(test_connections_are_capped),
         CASE(test_stream_in_chunks),
+        CASE(test_giving_texts),
         CASE(test_back_pressure),
         CASE(test_wake),
         CASE(test_clients_that_leave),

@@ -78,6 +78,27 @@ const char *bt_mutant_name(bt_mutant_id id) {
     return (unsigned)id < BT_MUTANT_COUNT ? mutant_names[id] : NULL;
 }
 
+static atomic_uint_fast64_t alloc_count, alloc_bytes, alloc_digest;
+
+void bt_fault_note_alloc(size_t bytes) {
+    const uint64_t mixed = ((uint64_t)bytes + 1) * 0x9E3779B97F4A7C15u;
+    atomic_fetch_add(&alloc_count, 1);
+    atomic_fetch_add(&alloc_bytes, bytes);
+    atomic_fetch_add(&alloc_digest, (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9u);
+}
+
+bt_alloc_tally bt_fault_alloc_tally(void) {
+    return (bt_alloc_tally){.count = atomic_load(&alloc_count),
+                            .bytes = atomic_load(&alloc_bytes),
+                            .digest = atomic_load(&alloc_digest)};
+}
+
+void bt_fault_alloc_reset(void) {
+    atomic_store(&alloc_count, 0);
+    atomic_store(&alloc_bytes, 0);
+    atomic_store(&alloc_digest, 0);
+}
+
 #else
 
 typedef int bt_fault_is_compiled_out; /* ISO C wants a declaration in every file. */

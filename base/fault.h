@@ -10,6 +10,7 @@
 #define BT_BASE_FAULT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef enum bt_fault_point {
@@ -31,6 +32,12 @@ typedef enum bt_mutant_id {
     BT_MUTANT_COUNT,
 } bt_mutant_id;
 
+/* What was allocated through base/mem.h: how often, how much, and a digest of the sizes that does
+ * not depend on their order. */
+typedef struct bt_alloc_tally {
+    uint64_t count, bytes, digest;
+} bt_alloc_tally;
+
 #ifdef BT_FAULT
 /* true when this visit of `point` is the one that was asked to fail. Any thread. */
 bool bt_fault_hit(bt_fault_point point);
@@ -42,7 +49,14 @@ bool bt_mutant(bt_mutant_id id);
 void bt_mutant_set(bt_mutant_id id);
 /* "drop_id" and the like; NULL past the end. */
 const char *bt_mutant_name(bt_mutant_id id);
+void bt_fault_note_alloc(size_t bytes);
+/* Since the last reset. Any thread. */
+bt_alloc_tally bt_fault_alloc_tally(void);
+void bt_fault_alloc_reset(void);
 #else
+static inline void bt_fault_note_alloc(size_t bytes) {
+    (void)bytes;
+}
 static inline bool bt_fault_hit(bt_fault_point point) {
     (void)point;
     return false;

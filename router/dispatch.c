@@ -69,14 +69,8 @@ static void set_options(dispatch *d, const dispatch_options *options) {
     o->handoff_timeout_ms = or_default(o->handoff_timeout_ms, 120000);
     o->no_worker_grace_ms = or_default(o->no_worker_grace_ms, 30000);
     o->attempts_max = or_default(o->attempts_max, 3);
-    /* A decode may wait for credit for a whole row or for a whole frame, and CREDIT is only sent in
-     * steps: with one step on top of row and frame it never waits for a step that cannot come. */
-    const uint64_t row = row_record_bytes_max(options->record.sampling_mask_max_tokens);
-    const uint64_t least = row + PROTO_FRAME_PAYLOAD_MAX;
-    uint64_t window = o->stream_window_bytes == 0 ? 1024 * 1024 : o->stream_window_bytes;
-    if (window < least) window = least;
+    if (o->stream_window_bytes == 0) o->stream_window_bytes = 1024 * 1024;
     d->credit_step_bytes = PROTO_FRAME_PAYLOAD_MAX / 4;
-    d->stream_window_bytes = window + d->credit_step_bytes;
     d->random = o->seed;
 }
 

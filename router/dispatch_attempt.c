@@ -121,7 +121,7 @@ static void send_reserve(dispatch *d, request *r) {
     out->prefill_incarnation = prefill->hello.incarnation;
     out->prompt_tokens = r->prompt_tokens;
     out->deadline_ms = handoff_ms(d, r);
-    out->credit_bytes = r->is_credited ? d->stream_window_bytes : UINT64_MAX;
+    out->credit_bytes = dispatch_stream_window(d, r);
     out->emission_rows = r->emission_rows;
     out->generation = r->generation;
     dispatch_send(d, r->legs[LEG_DECODE].worker->control, &message);

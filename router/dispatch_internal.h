@@ -190,7 +190,7 @@ struct dispatch {
     /* The oldest request that did not fit anywhere keeps one decode for itself. */
     request *claim_request;
     worker *claim_decode;
-    uint64_t stream_window_bytes, credit_step_bytes;
+    uint64_t credit_step_bytes;
     uint64_t requests_total, retries_total, refused_total, late_total, protocol_errors_total;
 };
 
@@ -317,6 +317,8 @@ void dispatch_sample_add_totals(const request *r, dispatch_end *end);
 
 /* ---- dispatch_stream.c ----------------------------------------------------------------------- */
 
+/* Bytes that decode may send of a sample before the first credit. */
+uint64_t dispatch_stream_window(const dispatch *d, const request *r);
 void dispatch_stream_begin(dispatch *d, request *r);
 void dispatch_stream_on_chunk(dispatch *d, worker *from, const proto_message *message);
 void dispatch_stream_grant(dispatch *d, request *r, uint32_t index, uint64_t bytes);

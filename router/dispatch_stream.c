@@ -23,6 +23,18 @@ static row_expectation expectation(const dispatch *d, const proto_generation *g)
     };
 }
 
+/* A decode may wait for credit for a whole row or for a whole frame, and CREDIT is only sent in
+ * steps: with one step on top of row and frame it never waits for a step that cannot come. Without
+ * masks the cap says nothing about rows. */
+uint64_t dispatch_stream_window(const dispatch *d, const request *r) {
+    const bool has_mask = r->generation.mask_mode != ROW_MASK_OFF;
+    const uint32_t cap = has_mask ? d->record.sampling_mask_max_tokens : 0;
+    const uint64_t least = row_record_bytes_max(cap) + PROTO_FRAME_PAYLOAD_MAX;
+    const uint64_t window = d->options.stream_window_bytes;
+    if (!r->is_credited) return UINT64_MAX;
+    return (window > least ? window : least) + d->credit_step_bytes;
+}
+
 void dispatch_stream_begin(dispatch *d, request *r) {
     const row_expectation expect = expectation(d, &r->generation);
     r->cached_tokens = 0;
@@ -32,7 +44,7 @@ void dispatch_stream_begin(dispatch *d, request *r) {
         if (s->has_ended) continue;
         row_assembler_init(&s->rows, &expect, d->blocks);
         s->received_bytes = s->handed_bytes = s->consumed_bytes = s->unsent_credit = 0;
-        s->granted_bytes = r->is_credited ? d->stream_window_bytes : UINT64_MAX;
+        s->granted_bytes = dispatch_stream_window(d, r);
         s->retractions = 0;
     }
 }

@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/fault.h"
 #include "decode/decode_core.h"
 #include "kernels/compute_sim.h"
 #include "pd_buffers/kv_pool.h"
@@ -62,7 +63,18 @@ typedef struct sim_scenario {
     uint32_t cancel_permille, cancel_sample_permille, slow_reader_permille, short_timeout_permille;
     uint32_t mover_drop_permille, mover_corrupt_permille, mover_stall_permille;
     uint64_t crash_us, link_loss_us, freeze_us, step_failure_us, router_crash_us;
+    bool has_no_masks;
+    struct sim_watch *watch; /* NULL: nobody looks */
 } sim_scenario;
+
+/* All that moved between processes once every pair was made, and what was allocated meanwhile (in a
+ * fault build). */
+typedef struct sim_watch {
+    uint64_t is_on; /* no padding: watches are compared */
+    uint64_t frames, frame_bytes, frame_digest;
+    uint64_t messages, message_bytes, message_digest; /* of the mover */
+    bt_alloc_tally allocated;
+} sim_watch;
 
 /* No faults at all. */
 void sim_scenario_calm(uint64_t seed, sim_scenario *out);
@@ -160,6 +172,8 @@ void sim_worker_on_closed(sim *s, uint32_t index, proto_lane lane);
 void sim_worker_turn(sim *s, uint32_t index);
 /* What it holds is exactly what its attempts own; with is_idle it holds nothing. */
 void sim_worker_check(const sim *s, uint32_t index, bool is_idle);
+/* Adds bytes to a digest. */
+uint64_t sim_digest(uint64_t digest, const void *bytes, size_t count);
 /* The mover's next event, chosen by chance. */
 void sim_mover_kick(sim *s);
 

@@ -128,6 +128,7 @@ static void set_plain(sim *s, sim_client *c) {
     if (c->is_probe && g->max_new_tokens == 0) g->max_new_tokens = 1;
     g->top_k = sim_random(s, 3) == 0 ? 1 + (uint32_t)sim_random(s, 50) : 0;
     g->mask_mode = (uint32_t)sim_random(s, 3);
+    if (s->scenario.has_no_masks) g->mask_mode = 0;
     g->wants_logprob = (uint32_t)sim_random(s, 2);
     g->seed = sim_random(s, UINT64_MAX);
     g->mask_bounded = g->mask_mode != 0 && g->seed % 3 == 0;

@@ -117,6 +117,21 @@ static void pump(sim *s, uint64_t number, uint64_t end) {
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
+uint64_t sim_digest(uint64_t digest, const void *bytes, size_t count) {
+    const uint8_t *at = bytes;
+    for (size_t i = 0; i < count; i++)
+        digest = (digest ^ at[i]) * 1099511628211u;
+    return digest;
+}
+
+static void watch(sim_watch *w, const sim_frame *frame) {
+    if (w == NULL || w->is_on == 0) return;
+    w->frames++;
+    w->frame_bytes += frame->header_bytes + frame->payload_bytes;
+    w->frame_digest = sim_digest(w->frame_digest, frame->bytes, frame->header_bytes);
+    w->frame_digest = sim_digest(w->frame_digest, frame->payload, frame->payload_bytes);
+}
+
 void sim_link_send(sim *s, uint64_t number, int from, proto_message *message) {
     sim_link *link = link_of(s, number);
     uint8_t header[PROTO_FRAME_HEADER_MAX];
@@ -138,6 +153,7 @@ void sim_link_send(sim *s, uint64_t number, int from, proto_message *message) {
     frame->bytes = bt_malloc(frame->header_bytes);
     assert_non_null(frame->bytes);
     memcpy(frame->bytes, header, frame->header_bytes);
+    watch(s->scenario.watch, frame);
     enqueue(s, number, from == SIM_AT_ROUTER ? SIM_AT_WORKER : SIM_AT_ROUTER, frame);
 }
 

@@ -46,6 +46,14 @@ static bool find_ready(sim *s, uint32_t count, uint32_t *index_out) {
     return false;
 }
 
+static void watch(sim_watch *w, const xfer_loop_event *event) {
+    if (w == NULL || w->is_on == 0 || event->kind != XFER_LOOP_DELIVER) return;
+    w->messages++;
+    w->message_bytes += event->header_bytes + event->payload_bytes;
+    w->message_digest = sim_digest(w->message_digest, event->header, event->header_bytes);
+    w->message_digest = sim_digest(w->message_digest, &event->payload_bytes, sizeof(size_t));
+}
+
 /* One fault, or the event itself. */
 static void let_happen(sim *s, uint32_t index, const xfer_loop_event *event) {
     const sim_scenario *o = &s->scenario;
@@ -82,6 +90,7 @@ static void progress(sim *s, uint64_t a, uint64_t b) {
     }
     const xfer_loop_event event = xfer_loop_event_at(s->network, index);
     const uint32_t worker = worker_at(s, event.at);
+    watch(s->scenario.watch, &event);
     let_happen(s, index, &event);
     sim_worker_turn(s, worker);
     sim_mover_kick(s);

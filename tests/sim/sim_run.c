@@ -253,6 +253,22 @@ static void add_tally(sim_tally *into, const sim_tally *from) {
         to[i] += add[i];
 }
 
+static void begin_watch(sim_watch *watch) {
+    if (watch == NULL) return;
+    *watch = (sim_watch){.is_on = 1};
+#ifdef BT_FAULT
+    bt_fault_alloc_reset();
+#endif
+}
+
+static void end_watch(sim_watch *watch) {
+    if (watch == NULL) return;
+    watch->is_on = 0;
+#ifdef BT_FAULT
+    watch->allocated = bt_fault_alloc_tally();
+#endif
+}
+
 void sim_run(const sim_scenario *scenario, sim_tally *tally) {
     sim *s = create(scenario);
     /* The order in which processes start does not matter. */
@@ -261,6 +277,7 @@ void sim_run(const sim_scenario *scenario, sim_tally *tally) {
     run_until(s, s->now_us + sim_random(s, SIM_SECOND));
     sim_router_start(s);
     run_until(s, s->now_us + READY_US);
+    begin_watch(scenario->watch);
     s->is_chaos = true;
     begin_faults(s);
     add_clients(s);
@@ -273,6 +290,7 @@ void sim_run(const sim_scenario *scenario, sim_tally *tally) {
     probe(s);
     run_until(s, s->now_us + REST_US);
     check_idle(s);
+    end_watch(scenario->watch);
     const sim_tally seen = s->tally;
     destroy(s);
     add_tally(tally, &seen);

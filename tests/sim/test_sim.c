@@ -93,6 +93,37 @@ static void a_seed_runs_the_same_twice(void **state) {
     }
 }
 
+/* No opt-in, no cost: without masks every byte that moves and every allocation is the same,
+ * whatever the cap is; with them they are not, or the comparison would be of nothing. */
+static void without_masks_nothing_depends_on_the_cap(void **state) {
+    (void)state;
+    sim_watch seen[3] = {{0}};
+    sim_tally tallies[3] = {{0}};
+    for (uint32_t i = 0; i < 3; i++) {
+        sim_scenario scenario;
+        sim_scenario_calm(7, &scenario);
+        scenario.cap = i == 0 ? 1 : 65536;
+        scenario.support_max = 1;
+        scenario.has_no_masks = i < 2;
+        scenario.watch = &seen[i];
+        sim_run(&scenario, &tallies[i]);
+    }
+    assert_true(seen[0].frames > 1000 && seen[0].messages > 100);
+    assert_memory_equal(&seen[0], &seen[1], sizeof seen[0]);
+    assert_memory_equal(&tallies[0], &tallies[1], sizeof tallies[0]);
+    assert_int_equal(tallies[0].ok, tallies[0].clients);
+    assert_int_not_equal(seen[1].frame_digest, seen[2].frame_digest);
+    assert_int_not_equal(seen[1].message_digest, seen[2].message_digest);
+#ifdef BT_FAULT
+    assert_true(seen[0].allocated.count > 1000);
+    assert_int_not_equal(seen[1].allocated.digest, seen[2].allocated.digest);
+#endif
+    print_message("%llu frames of %llu bytes, %llu allocations of %llu bytes\n",
+                  (unsigned long long)seen[0].frames, (unsigned long long)seen[0].frame_bytes,
+                  (unsigned long long)seen[0].allocated.count,
+                  (unsigned long long)seen[0].allocated.bytes);
+}
+
 /* A run in which nothing happens proves nothing. */
 static void everything_happened(void **state) {
     (void)state;
@@ -104,8 +135,8 @@ static void everything_happened(void **state) {
 }
 
 int main(int argc, char **argv) {
-    static uint64_t firsts[SEEDS + 3];
-    static struct CMUnitTest tests[SEEDS + 3];
+    static uint64_t firsts[SEEDS + 4];
+    static struct CMUnitTest tests[SEEDS + 4];
     size_t count = 0;
     int numbers = 0;
     bt_log_set_level((bt_log_level)-1);
@@ -122,6 +153,8 @@ int main(int argc, char **argv) {
         tests[count++] =
             (struct CMUnitTest)cmocka_unit_test(a_cluster_without_faults_answers_everything);
         tests[count++] = (struct CMUnitTest)cmocka_unit_test(a_seed_runs_the_same_twice);
+        tests[count++] =
+            (struct CMUnitTest)cmocka_unit_test(without_masks_nothing_depends_on_the_cap);
     }
     for (uint64_t seed = first_seed; seed <= last_seed && count <= SEEDS; seed += GROUP) {
         firsts[count] = seed;

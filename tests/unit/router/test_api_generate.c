@@ -10,6 +10,7 @@
 #include <cmocka.h>
 #include <math.h>
 
+#include "base/fault.h"
 #include "tests/unit/router/api_fixture.h"
 
 #define META_HEAD(reason)                                                                          \
@@ -48,6 +49,44 @@ static void test_plain_reply(void **state) {
                             "{\"type\":\"length\",\"length\":2}") META_TAIL("2") "}");
     assert_int_equal(f->granted_bytes, 0);
     assert_int_equal(f->cancel_count, 0);
+}
+
+/* A request without masks under a cap: its body, and what was allocated for it. */
+static bt_alloc_tally ask_under(api_fixture *f, uint32_t cap, const char *body, char *out,
+                                size_t out_bytes) {
+    bt_alloc_tally tally = {0};
+    f->settings.mask_max_tokens = cap;
+#ifdef BT_FAULT
+    bt_fault_alloc_reset();
+#endif
+    assert_true(api_fixture_ask(f, API_GENERATE, body));
+    api_fixture_text(f, "Hi there");
+    api_fixture_length(f);
+#ifdef BT_FAULT
+    tally = bt_fault_alloc_tally();
+    assert_true(tally.count > 0);
+#endif
+    const char *answer = api_fixture_body(f);
+    assert_true(strlen(answer) < out_bytes);
+    memcpy(out, answer, strlen(answer) + 1);
+    return tally;
+}
+
+/* No opt-in, no cost: the cap changes no byte and no allocation, and there is nothing of masks. */
+static void test_without_masks_the_cap_is_nothing(void **state) {
+    api_fixture *f = *state;
+    static const char *const bodies[] = {"{" PROMPT "}", "{" PROMPT ",\"return_logprob\":true}",
+                                         "{" PROMPT ",\"stream\":true}"};
+    static char small[65536], large[65536];
+    for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
+        (void)ask_under(f, 1, bodies[i], small, sizeof(small)); /* buffers of the thread grow */
+        const bt_alloc_tally one = ask_under(f, 1, bodies[i], small, sizeof(small));
+        const bt_alloc_tally many = ask_under(f, 65536, bodies[i], large, sizeof(large));
+        assert_memory_equal(&one, &many, sizeof(one));
+        assert_string_equal(small, large);
+        assert_null(strstr(large, "mask"));
+        assert_null(strstr(large, "weight_versions"));
+    }
 }
 
 static void test_selected_mode(void **state) {
@@ -338,6 +377,7 @@ static void test_characters_across_tokens(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         CASE(test_plain_reply),
+        CASE(test_without_masks_the_cap_is_nothing),
         CASE(test_selected_mode),
         CASE(test_support_mode_with_logprobs),
         CASE(test_text_in_logprobs_and_prompt_ids),

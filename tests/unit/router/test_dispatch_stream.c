@@ -278,11 +278,21 @@ static void the_window_holds_a_row_and_a_frame(void **state) {
     fake_network_destroy(n);
     n = fake_network_create(&options);
     fake_cluster(n, &prefill, &decode);
-    (void)begin(1, true, 8, &window);
+    dispatch_request request;
+    bt_error error;
+    fake_request(1, 40, 8, &request);
+    request.is_credited = true;
+    request.generation.mask_mode = ROW_MASK_SUPPORT;
+    assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+    window = fake_expect(n, decode.control, PROTO_RESERVE).reserve.credit_bytes;
     const uint64_t row =
         row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = 1 << 20});
     assert_true(window >= row + PROTO_FRAME_PAYLOAD_MAX);
     assert_true(window < row + 2 * PROTO_FRAME_PAYLOAD_MAX);
+    /* Without a mask the cap is nothing. */
+    (void)begin(2, true, 8, &window);
+    assert_true(window >= row_record_bytes_max(0) + PROTO_FRAME_PAYLOAD_MAX);
+    assert_true(window < 2 * PROTO_FRAME_PAYLOAD_MAX);
 }
 
 /* Sends rows until the credit is used up; the bytes sent. */

@@ -8,9 +8,9 @@
  * rows of a queue have the mask mode it was made for. Without masks nothing depends on the cap.
  *
  * Bounded: a row that would pass options.bytes_max bytes not yet taken is REQUEST_FULL, and the
- * caller must take first. A block has room for two rows at the cap and is left for the next one
- * when the second does not fit any more; so the blocks of a queue are together at most twice as
- * large as its rows, two rows at the cap and ROW_BLOCK_BYTES more. Event thread. */
+ * caller must take first. A block has room for two rows at the cap, or for as much again as is
+ * queued, and is left for the next one when a row at the cap does not fit any more; so the blocks
+ * of a queue are together at most five times bytes_max. Event thread. */
 #ifndef BT_PD_BUFFERS_ROW_QUEUE_H
 #define BT_PD_BUFFERS_ROW_QUEUE_H
 

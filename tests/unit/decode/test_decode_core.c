@@ -564,6 +564,45 @@ static void a_blocked_connection_parks_and_goes_on_in_large_frames(void **state)
     world_destroy(w);
 }
 
+/* Memory of rows is bounded: when nobody takes any, each sample's blocks are at most five times
+ * what its queue may hold, at caps below and far above its rows; and all of them come back. */
+static void rows_that_nobody_takes_are_bounded(void **state) {
+    (void)state;
+    static const uint32_t caps[] = {64, 3000, 40000};
+    for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
+        enum { SAMPLES = 4 };
+        world *w = world_create(&(world_options){.support_max = 64,
+                                                 .cap = caps[i],
+                                                 .context_tokens = 4096,
+                                                 .sequences_max = SAMPLES,
+                                                 .attempts_max = SAMPLES,
+                                                 .decode_pages = 4 * 512,
+                                                 .emission_rows = 50});
+        const size_t row =
+            row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = caps[i]});
+        const size_t queue = 2 * row > DECODE_QUEUE_BYTES ? 2 * row : DECODE_QUEUE_BYTES;
+        const proto_generation g = world_generation(2000, SAMPLER_MASK_SUPPORT);
+        proto_attempt attempts[SAMPLES];
+        world_register(w);
+        w->decode.is_stream_blocked = true;
+        for (uint32_t k = 0; k < SAMPLES; k++)
+            attempts[k] = world_start(w, 20, &g, UINT64_MAX);
+        world_settle(w);
+        assert_int_equal(world_decode_view(w).parked, SAMPLES);
+        const bt_block_pool *blocks = w->decode.decode->blocks;
+        assert_true(bt_block_pool_used_bytes(blocks) > 0);
+        assert_true(bt_block_pool_used_bytes(blocks) <= SAMPLES * 5 * queue);
+        w->decode.is_stream_blocked = false;
+        world_settle(w);
+        for (uint32_t k = 0; k < SAMPLES; k++) {
+            world_read(w, attempts[k], &stream);
+            world_expect_rows(w, &stream, 20, &g, 2000);
+        }
+        world_expect_empty(w);
+        world_destroy(w);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_equal_one_process),
@@ -587,6 +626,7 @@ int main(void) {
         cmocka_unit_test(a_reader_that_takes_nothing_loses_its_request),
         cmocka_unit_test(a_slow_reader_keeps_its_request),
         cmocka_unit_test(a_blocked_connection_parks_and_goes_on_in_large_frames),
+        cmocka_unit_test(rows_that_nobody_takes_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

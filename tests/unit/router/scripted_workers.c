@@ -78,14 +78,14 @@ static void say(scripted_workers *w, proto_role role, proto_lane lane, proto_mes
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 static size_t put_row(const script_attempt *a, uint32_t index, uint8_t *out) {
-    int32_t ids[SUPPORT_MAX];
-    float logprobs[SUPPORT_MAX];
+    static _Thread_local int32_t ids[SCRIPT_WIDEST];
+    static _Thread_local float logprobs[SCRIPT_WIDEST];
     row_top top[PROTO_TOP_LOGPROBS_MAX];
     float asked[PROTO_LOGPROB_IDS_MAX];
     const proto_generation *g = &a->generation;
-    uint32_t count = g->mask_mode == ROW_MASK_OFF ? 0
-                     : g->top_k < SUPPORT_MAX     ? g->top_k
-                                                  : SUPPORT_MAX;
+    const uint32_t most = g->seed == SCRIPT_WIDE ? SCRIPT_WIDEST : SUPPORT_MAX;
+    const uint32_t width = g->top_k < most ? g->top_k : most;
+    uint32_t count = g->mask_mode == ROW_MASK_OFF ? 0 : width;
     int32_t token = 97 + (int32_t)((a->samples[index].rows + index) % 26);
     for (uint32_t i = 0; i < count; i++) {
         ids[i] = token + (int32_t)i;

@@ -8,7 +8,8 @@
  *   SCRIPT_HANGS          nothing until it is cancelled
  *   SCRIPT_OVERFLOWS      prefill finds a support that is larger than the cap
  *   SCRIPT_BREAKS         two rows, then an error of the capture
- *   SCRIPT_OVERFLOWS_ONE  sample 1 has no token: its support is larger than the cap */
+ *   SCRIPT_OVERFLOWS_ONE  sample 1 has no token: its support is larger than the cap
+ *   SCRIPT_WIDE           as any other seed, but a support of top_k ids, up to SCRIPT_WIDEST */
 #ifndef BT_TESTS_UNIT_ROUTER_SCRIPTED_WORKERS_H
 #define BT_TESTS_UNIT_ROUTER_SCRIPTED_WORKERS_H
 
@@ -19,6 +20,8 @@ enum {
     SCRIPT_OVERFLOWS = 1001,
     SCRIPT_BREAKS = 1002,
     SCRIPT_OVERFLOWS_ONE = 1003,
+    SCRIPT_WIDE = 1004,
+    SCRIPT_WIDEST = 4096,
     SCRIPT_VOCAB = 400,
     SCRIPT_CONTEXT = 1 << 20,
 };

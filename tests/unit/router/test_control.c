@@ -14,9 +14,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/little_endian.h"
 #include "proto/row.h"
 #include "proto/row_stream.h"
-#include "router/control.h"
+#include "router/control_internal.h"
+#include "router/reply_store.h"
 #include "tests/support/test_bytes.h"
 #include "tests/support/tiny_model.h"
 #include "tests/unit/router/scripted_workers.h"
@@ -71,11 +73,11 @@ static void load_tokenizer(void) {
     test_folder_remove(&folder);
 }
 
-static int set_up_with(uint64_t in_flight_bytes) {
+static int set_up_with(uint64_t in_flight_bytes, uint32_t cap, uint32_t vocab_size) {
     bt_error error;
     memset(&f, 0, sizeof(f));
     load_tokenizer();
-    f.settings = (api_settings){.tokenizer = f.tokenizer, .mask_max_tokens = CAP};
+    f.settings = (api_settings){.tokenizer = f.tokenizer, .mask_max_tokens = cap};
     f.stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     assert_int_equal(bt_loop_create(&f.loop), BT_OK);
     assert_int_equal(bt_loop_watch(f.loop, f.stop_fd, on_stop, NULL, &f.stop_source), BT_OK);
@@ -85,11 +87,11 @@ static int set_up_with(uint64_t in_flight_bytes) {
                                .threads = 1,
                                .flows_per_thread_max = 8,
                                .in_flight_bytes_max = in_flight_bytes};
-    options.dispatch.record.sampling_mask_max_tokens = CAP;
+    options.dispatch.record.sampling_mask_max_tokens = cap;
     options.dispatch.record.kv_checksum = RECORD_CHECKSUM_FULL + 1;
     options.dispatch.record.row_format = ROW_FORMAT_VERSION;
     if (control_create(&options, f.loop, &f.control, &error) != BT_OK) fail_msg("%s", error.text);
-    f.workers = scripted_workers_start(control_port(f.control), 0);
+    f.workers = scripted_workers_start(control_port(f.control), vocab_size);
     assert_int_equal(pthread_create(&f.thread, NULL, run_control, NULL), 0);
     for (int turns = 0; !control_is_ready(f.control); turns++) { /* nothing announces it here */
         assert_true(turns < WAIT_MS / 10);
@@ -100,12 +102,17 @@ static int set_up_with(uint64_t in_flight_bytes) {
 
 static int set_up(void **state) {
     (void)state;
-    return set_up_with(64 << 20);
+    return set_up_with(64 << 20, CAP, 0);
 }
 
 static int set_up_with_little_room(void **state) {
     (void)state;
-    return set_up_with(3000);
+    return set_up_with(3000, CAP, 0);
+}
+
+static int set_up_for_wide_rows(void **state) {
+    (void)state;
+    return set_up_with(64 << 20, SCRIPT_WIDEST, 2 * SCRIPT_WIDEST);
 }
 
 static int tear_down(void **state) {
@@ -384,6 +391,72 @@ static void without_room_every_sample_ends_for_that_reason(void **state) {
     finish(every, 3);
 }
 
+/* Rows of a reader who takes nothing, kept as an HTTP thread keeps them. */
+static void store_next(reply_store *stores, seen *const *all, uint32_t count) {
+    control_batch *batch;
+    while ((batch = control_next(f.control, 0)) == NULL)
+        assert_true(bt_ring_wait(control_ring(f.control, 0), WAIT_MS));
+    assert_int_equal(batch->kind, CONTROL_ROWS);
+    for (uint32_t i = 0; i < count; i++) {
+        if (&all[i]->flow != batch->flow) continue;
+        for (size_t at = 0; at < batch->bytes;) {
+            const size_t bytes = bt_load_le32(batch->payload + at);
+            assert_int_equal(
+                reply_store_append(&stores[i], batch->payload + at, bytes, batch->block), BT_OK);
+            at += bytes;
+        }
+        all[i]->bytes[0] += batch->bytes;
+    }
+    control_batch_free(f.control, batch);
+}
+
+/* Memory of a request is bounded: wide rows stop coming when the window is used up, and what is
+ * held then is the window and little more, in replies and in the pool; and all of it comes back. */
+static void stalled_readers_of_wide_rows_hold_their_windows(void **state) {
+    (void)state;
+    enum { FLOWS = 4 };
+    const size_t row = row_record_bytes(
+        (row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = SCRIPT_WIDEST});
+    reply_limits limits = {.spill_path = "/tmp"};
+    reply_store stores[FLOWS];
+    seen *all[FLOWS];
+    budget_init(&limits.memory, 1 << 30);
+    budget_init(&limits.spill, 0);
+    for (uint32_t i = 0; i < FLOWS; i++) {
+        static const char *const rids[FLOWS] = {"a", "b", "c", "d"};
+        seen *s = all[i] = begin(rids[i], 40, 1000, 1);
+        reply_store_init(&stores[i], &limits);
+        s->flow.request.is_credited = true;
+        s->flow.request.generation.seed = SCRIPT_WIDE;
+        s->flow.request.generation.top_k = SCRIPT_WIDEST;
+        s->flow.request.generation.mask_mode = ROW_MASK_SUPPORT;
+        control_submit(f.control, &s->flow);
+    }
+    const size_t window = (1 << 20) + PROTO_FRAME_PAYLOAD_MAX / 4; /* the default, and a step */
+    for (uint32_t i = 0; i < FLOWS; i++) {
+        while (all[i]->bytes[0] + row <= window)
+            store_next(stores, all, FLOWS);
+    }
+    assert_null(control_next(f.control, 0));
+    assert_true(scripted_workers_counts(f.workers).row_bytes <= FLOWS * window);
+    /* Blocks are an eighth larger than what is in them; links may have a frame's besides. */
+    const size_t bound = FLOWS * (window + window / 8);
+    assert_true(budget_used(&limits.memory) >= FLOWS * (window - row));
+    assert_true(budget_used(&limits.memory) <= bound);
+    assert_true(bt_block_pool_used_bytes(f.control->blocks) <=
+                bound + 8 * (PROTO_FRAME_PAYLOAD_MAX / 4));
+    assert_int_equal(budget_used(&f.control->in_flight), 0);
+    for (uint32_t i = 0; i < FLOWS; i++) {
+        control_cancel(f.control, &all[i]->flow);
+        take_all(all[i]);
+        release(all[i]);
+        reply_store_fini(&stores[i]);
+    }
+    assert_int_equal(budget_used(&limits.memory), 0);
+    assert_true(bt_block_pool_used_bytes(f.control->blocks) <= 8 * (PROTO_FRAME_PAYLOAD_MAX / 4));
+    finish(all, FLOWS);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
@@ -396,6 +469,8 @@ int main(void) {
         TEST(what_is_refused_ends_every_sample),
         cmocka_unit_test_setup_teardown(without_room_every_sample_ends_for_that_reason,
                                         set_up_with_little_room, tear_down),
+        cmocka_unit_test_setup_teardown(stalled_readers_of_wide_rows_hold_their_windows,
+                                        set_up_for_wide_rows, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

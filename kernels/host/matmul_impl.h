@@ -40,6 +40,7 @@ typedef struct tile_operands {
      * TILE_BF16: as much as b has there. */
     uintptr_t ahead;
     size_t ahead_step;
+    bool asks_far; /* into the second cache, not the first */
 } tile_operands;
 
 static BT_ALWAYS_INLINE void tile_load_b(v16 *b, const tile_operands *o, size_t k, tile_kind kind,
@@ -82,7 +83,8 @@ static BT_ALWAYS_INLINE void tile(const tile_operands *o, int rows, int vectors,
     uintptr_t ahead = o->ahead;
     for (size_t k = 0; k < o->depth; k++) {
         v16 b[TILE_VECTORS_MAX];
-        if (asks_ahead) __builtin_prefetch((const void *)ahead);
+        if (asks_ahead && o->asks_far) __builtin_prefetch((const void *)ahead, 0, 2);
+        if (asks_ahead && !o->asks_far) __builtin_prefetch((const void *)ahead);
         if (asks_alike) {
             BT_UNROLL
             for (int v = 0; v < vectors; v += 2)
@@ -174,6 +176,7 @@ static void panel_block(float *out, const float *x, size_t x_stride, const host_
                            .depth = depth,
                            .c_stride = PACK_PANEL_COLUMNS,
                            .accumulates = first_input > 0,
+                           .asks_far = rows <= SIMD_FAR_ROWS,
                            .ahead_step = strip < CACHE_LINE ? strip : CACHE_LINE};
         for (uint32_t column = panel->first; column < end; column += columns, pass++) {
             o.b.bf16 = weights + column;

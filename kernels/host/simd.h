@@ -15,7 +15,8 @@
  * SIMD_VECTORS_2 are the widths for one and two rows. A panel is worked on in blocks of
  * SIMD_BLOCK_DEPTH, which stay in the first or second cache while all rows pass. SIMD_ASKS_AHEAD is
  * 1 where the passes of several tiles over a block ask for the next one meanwhile, which they would
- * not reach by themselves.
+ * not reach by themselves; for at most SIMD_FAR_ROWS rows only into the second cache, since the
+ * block that is worked on would have to leave the first one before its few passes are over.
  */
 #ifndef BT_KERNELS_HOST_SIMD_H
 #define BT_KERNELS_HOST_SIMD_H

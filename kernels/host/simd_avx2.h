@@ -16,6 +16,7 @@
 #define SIMD_VECTORS_6      1
 #define SIMD_BLOCK_DEPTH    128
 #define SIMD_ASKS_AHEAD     1
+#define SIMD_FAR_ROWS       96
 #define SIMD_PACKED_VECTORS 1
 
 typedef struct v16 {

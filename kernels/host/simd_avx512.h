@@ -15,6 +15,7 @@
 #define SIMD_VECTORS_6      4
 #define SIMD_BLOCK_DEPTH    256
 #define SIMD_ASKS_AHEAD     1
+#define SIMD_FAR_ROWS       9
 #define SIMD_PACKED_VECTORS 2
 
 typedef __m512 v16;

@@ -381,7 +381,8 @@ static void capture(draw *d, const sampler_cut *cut, bool is_ordered, size_t lis
     }
     if (count < cut->count) keep_drawn(workspace, count, drawn);
     const float mass = sampler_mass(cut->fixed_sum);
-    row->selected_logprob = math_log_f32(math_from_bits_f32((uint32_t)(drawn >> 32)) / mass);
+    row->selected_logprob =
+        sampler_entry_logprob(math_from_bits_f32((uint32_t)(drawn >> 32)), mass);
     row->support_count = count;
     for (size_t i = 0; i < count; i++) {
         row->support_ids[i] = (int32_t)workspace->ids[i];

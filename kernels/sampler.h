@@ -59,7 +59,9 @@
  * finite, top_p < 1 or min_p > 0), else the token id. Masks on, off or bounded never change it.
  *
  * 6. Log-probabilities over the whole vocabulary: of the token drawn, of the largest and of chosen
- *    ids; (z[i] - max z) - log(Q * 2^-40), in double, rounded once; -inf where x[i] is.
+ *    ids; (z[i] - max z) - log(Q * 2^-40), in double, rounded once; or, where that is smaller and
+ *    w[i] not 0, the entry of a support of mass Q, so that none is ever above an entry of its row
+ *    (the two differ by a rounding); -inf where x[i] is.
  *
  * Threads: a sampler_workspace belongs to one thread at a time; everything else is pure. Nothing is
  * computed or written for the mask unless mask_mode asks for it, and nothing is copied or computed

@@ -28,19 +28,34 @@ static inline uint64_t sampler_fixed(float weight) {
     return sampler_fixed_offset(weight) - SAMPLER_FIXED_OFFSET;
 }
 
-/* The weight of one logit. */
-static inline float sampler_weight(float logit, float temperature, float scaled_max) {
-    const float weight = math_exp_f32(logit / temperature - scaled_max);
+/* The weight of one logit; sampler_scaled_weight takes its z. */
+static inline float sampler_scaled_weight(float scaled, float scaled_max) {
+    const float weight = math_exp_f32(scaled - scaled_max);
     return weight < 0x1p-126F ? 0.0F : weight;
+}
+static inline float sampler_weight(float logit, float temperature, float scaled_max) {
+    return sampler_scaled_weight(logit / temperature, scaled_max);
 }
 
 static inline float sampler_mass(uint64_t fixed_sum) {
     return (float)fixed_sum * 0x1p-40F;
 }
 
+/* What an entry of a support says. Never rises with the mass: a quotient does not, and math_log_f32
+ * is monotone over all of (0, 1]. */
+static inline float sampler_entry_logprob(float weight, float mass) {
+    return math_log_f32(weight / mass);
+}
+
+/* The double is the better number, but its rounding could be above the entry of a support that has
+ * nearly all of the mass. */
 static inline float sampler_token_logprob(float scaled, float scaled_max, uint64_t fixed_total) {
     const double log_total = math_log_f64((double)fixed_total * 0x1p-40);
-    return (float)(((double)scaled - (double)scaled_max) - log_total);
+    const float logprob = (float)(((double)scaled - (double)scaled_max) - log_total);
+    const float weight = sampler_scaled_weight(scaled, scaled_max);
+    if (weight == 0.0F) return logprob; /* in no support */
+    const float entry = sampler_entry_logprob(weight, sampler_mass(fixed_total));
+    return entry < logprob ? entry : logprob;
 }
 
 static inline double sampler_score(float weight, uint32_t hash) {

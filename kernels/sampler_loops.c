@@ -211,7 +211,7 @@ static size_t next_above(const float *values, size_t begin, size_t count, float 
 
 static void log_shares(const float *weights, size_t count, float mass, float *restrict logprobs) {
     for (size_t i = 0; i < count; i++) {
-        logprobs[i] = math_log_f32(weights[i] / mass);
+        logprobs[i] = sampler_entry_logprob(weights[i], mass);
     }
 }
 

@@ -160,13 +160,13 @@ static void capture(const sampler_params *params, const entry *entries, size_t s
     const size_t count = support < cap ? support : cap;
     row->cap_needed = (uint32_t)support;
     row->support_count = (uint32_t)count;
-    row->selected_logprob = math_log_f32(entries[drawn].weight / mass);
+    row->selected_logprob = sampler_entry_logprob(entries[drawn].weight, mass);
     if (params->mask_mode == SAMPLER_MASK_SUPPORT) (void)sampler_row_logprobs(row, (uint32_t)count);
     for (size_t i = 0; i < count; i++) {
         const entry *kept = &entries[i == count - 1 && drawn > i ? drawn : i];
         row->support_ids[i] = (int32_t)kept->id;
         if (params->mask_mode != SAMPLER_MASK_SUPPORT) continue;
-        row->support_logprobs[i] = math_log_f32(kept->weight / mass);
+        row->support_logprobs[i] = sampler_entry_logprob(kept->weight, mass);
     }
 }
 

@@ -199,6 +199,42 @@ static void selected_mode_has_the_same_ids(void **state) {
     }
 }
 
+/* Whatever is filtered, penalised or cut: what a trainer asserts holds without a tolerance. */
+static void no_value_is_below_the_one_over_the_vocabulary(void **state) {
+    table *t = *state;
+    static const float temperatures[] = {1.0F, 0.7F, 1.9F, 0.05F};
+    int32_t ids[1000];
+    for (uint32_t i = 0; i < BT_ARRAY_COUNT(ids); i++) {
+        ids[i] = (int32_t)i;
+    }
+    sampler_result wide = sampler_result_create(BT_ARRAY_COUNT(ids));
+    for (uint32_t turn = 0; turn < 40U * SAMPLER_LOGITS_KINDS; turn++) {
+        sampler_fill_logits((sampler_logits_kind)(turn % SAMPLER_LOGITS_KINDS), turn, t->logits,
+                            BT_ARRAY_COUNT(ids));
+        sampler_params params = plain();
+        params.mask_max_tokens = turn % 3 == 0 ? CAP : BT_ARRAY_COUNT(ids);
+        params.mask_bounded = 1;
+        params.temperature = temperatures[turn % BT_ARRAY_COUNT(temperatures)];
+        params.top_p = turn % 5 == 1 ? 0.99F : 1.0F;
+        params.top_k = turn % 7 == 1 ? 1 : turn % 7 == 2 ? 990 : 0;
+        params.wants_logprob = 1;
+        params.logprob_id_count = BT_ARRAY_COUNT(ids);
+        params.logprob_ids = ids;
+        params.top_logprobs = 1;
+        sampler_result_reset(&wide);
+        const sampler_row *row = &wide.row;
+        sampler_draw(t->workspace, &params, t->logits, BT_ARRAY_COUNT(ids), turn, &wide.row);
+        assert_int_equal(row->status, SAMPLER_OK);
+        assert_true(row->token_logprob <= row->selected_logprob);
+        assert_true(row->token_logprob == row->id_logprobs[row->token]);
+        assert_true(row->top[0].logprob == row->id_logprobs[row->top[0].id]);
+        for (uint32_t i = 0; i < row->support_count; i++) {
+            assert_true(row->id_logprobs[row->support_ids[i]] <= row->support_logprobs[i]);
+        }
+    }
+    sampler_result_destroy(&wide);
+}
+
 static void greedy_rows_are_never_cut(void **state) {
     table *t = *state;
     const float logits[] = {1.0F, 3.0F, 3.0F, 2.0F};
@@ -231,6 +267,7 @@ int main(void) {
         cmocka_unit_test(an_overflow_says_the_true_size),
         cmocka_unit_test(the_drawn_token_takes_the_last_place),
         cmocka_unit_test(selected_mode_has_the_same_ids),
+        cmocka_unit_test(no_value_is_below_the_one_over_the_vocabulary),
         cmocka_unit_test(greedy_rows_are_never_cut),
         cmocka_unit_test(the_mode_needs_a_mask),
     };

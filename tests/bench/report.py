@@ -177,7 +177,7 @@ def others_note(load):
     """Nobody should take figures of a busy machine for what it can do."""
     if load < 0.5:
         return ""
-    return f" **Other programs ran meanwhile (load {load:.1f} before the run): the absolute figures are too low.**"
+    return f" **Other programs ran meanwhile (load {load:.1f} before the run): absolute figures are worse than the machine's own.**"
 
 
 def make_page(results, options):

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/fault.h"
 #include "tests/support/test_bytes.h"
 #include "tests/support/tiny_model.h"
 
@@ -207,6 +208,35 @@ bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body) {
     return true;
 }
 
+static void expect_refusal(api_fixture *f, api_kind kind, const api_refusal *r) {
+    if (api_fixture_ask(f, kind, r->body)) fail_msg("accepted: %s", r->body);
+    assert_int_equal(f->status, 400);
+    assert_string_equal(f->content_type, "application/json");
+    if (strstr(api_fixture_body(f), r->text) == NULL)
+        fail_msg("%s\n-> %s\nnot %s", r->body, api_fixture_body(f), r->text);
+    if (kind == API_GENERATE) return;
+    /* Nested for SDKs, flat for those who read SGLang's. */
+    assert_memory_equal(api_fixture_body(f), "{\"error\":{\"message\":", 20);
+    assert_non_null(strstr(api_fixture_body(f), "\"type\":\"BadRequestError\",\"param\":null,"
+                                                "\"code\":400},\"object\":\"error\",\"message\""));
+}
+
+void api_fixture_expect_refusals(api_fixture *f, api_kind kind, const api_refusal *refusals,
+                                 size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        expect_refusal(f, kind, &refusals[i]);
+    }
+}
+
+const proto_generation *api_fixture_asked(const api_fixture *f) {
+    return &f->call.request->generation;
+}
+
+const api_request *api_fixture_item(const api_fixture *f, uint32_t item) {
+    assert_true(item < f->call.batch.count);
+    return f->call.items[item].request;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 void api_fixture_feed(api_fixture *f, uint32_t sample, const token_row *row) {
@@ -351,6 +381,31 @@ void api_fixture_fail(api_fixture *f, bt_status status, int http_status, const c
     const dispatch_end e = failure_of(status, http_status, text);
     end(f, &e);
 }
+
+void api_fixture_abort(api_fixture *f) {
+    api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "x");
+}
+
+#ifdef BT_FAULT
+void api_fixture_run_out_of_memory(api_fixture *f, api_kind kind, const char *body,
+                                   void (*feed)(api_fixture *f)) {
+    bool was_reached = true;
+    assert_non_null(bt_text_reserve(&f->body, 1 << 20)); /* the fixture's own */
+    for (uint64_t nth = 1; was_reached; nth++) {
+        assert_true(nth < 1000);
+        bt_fault_set(BT_FAULT_ALLOC, nth);
+        const bool is_waiting = api_fixture_ask(f, kind, body);
+        if (is_waiting) feed(f);
+        if (is_waiting) api_fixture_length(f);
+        was_reached = bt_fault_visits(BT_FAULT_ALLOC) >= nth;
+        bt_fault_set(BT_FAULT_ALLOC, 0);
+        assert_int_equal(f->end_count + f->cut_count, 1);
+        if (f->cut_count == 0 && f->status != 200 && f->status != 503 && f->status != 500)
+            fail_msg("%d %s", f->status, api_fixture_body(f));
+        if (!was_reached) assert_int_equal(f->status, 200);
+    }
+}
+#endif
 
 const char *api_fixture_body(const api_fixture *f) {
     return f->body.bytes != NULL ? f->body.bytes : "";

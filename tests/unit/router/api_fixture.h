@@ -49,8 +49,26 @@ typedef struct api_fixture {
 int api_fixture_set_up(void **state);
 int api_fixture_tear_down(void **state);
 
+/* The body of a refusal of /generate: where its JSON, a type or a prompt's id does not read, and
+ * where a value is refused. */
+#define API_SCHEMA(text) "\"object\":\"error\",\"message\":\"" text "\",\"type\":\"Bad Request\""
+#define API_PLAIN(text)  "{\"error\":{\"message\":\"" text "\"}}"
+
+/* A body that is refused with 400. */
+typedef struct api_refusal {
+    const char *body;
+    const char *text; /* part of the body of the answer */
+} api_refusal;
+
+/* Asks each in turn; of chat and completions the answer's shape is looked at too. */
+void api_fixture_expect_refusals(api_fixture *f, api_kind kind, const api_refusal *refusals,
+                                 size_t count);
+
 /* Starts a request. true: it waits for rows; false: it was answered (with an error). */
 bool api_fixture_ask(api_fixture *f, api_kind kind, const char *body);
+/* What the workers were told of the (first) request in progress; and of an item of a batch. */
+const proto_generation *api_fixture_asked(const api_fixture *f);
+const api_request *api_fixture_item(const api_fixture *f, uint32_t item);
 /* One row of a sample; those of all items of a batch are counted through. */
 void api_fixture_feed(api_fixture *f, uint32_t sample, const token_row *row);
 void api_fixture_sample_row(api_fixture *f, uint32_t sample, int32_t token, float logprob);
@@ -76,6 +94,15 @@ void api_fixture_item_length(api_fixture *f, uint32_t item);
 void api_fixture_length(api_fixture *f);
 void api_fixture_stop(api_fixture *f, int32_t matched);
 void api_fixture_fail(api_fixture *f, bt_status status, int http_status, const char *text);
+/* Ends it as its owner would, whatever it is. */
+void api_fixture_abort(api_fixture *f);
+#ifdef BT_FAULT
+/* Asks again and again, each time without another piece of memory, until none is missed; `feed`
+ * gives rows (and scores) to what was accepted. Each is answered or cut, and the last one is
+ * answered with 200. */
+void api_fixture_run_out_of_memory(api_fixture *f, api_kind kind, const char *body,
+                                   void (*feed)(api_fixture *f));
+#endif
 /* Everything at once: the answer's body, or of a stream the last event before [DONE]. */
 const char *api_fixture_body(const api_fixture *f);
 const char *api_fixture_last_event(const api_fixture *f, unsigned back);

@@ -11,119 +11,97 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "base/fault.h"
 #include "tests/unit/router/api_fixture.h"
 
 enum { BATCH_MAX = 6 /* the fixture's */ };
 
-static const api_request *item_of(const api_fixture *f, uint32_t item) {
-    assert_true(item < f->call.batch.count);
-    return f->call.items[item].request;
-}
-
-static void forget(api_fixture *f) {
-    api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "x");
-}
-
 /* ---- bodies ---------------------------------------------------------------------------------- */
 
-typedef struct refusal {
-    const char *body;
-    const char *text; /* part of the body of the answer */
-} refusal;
+#define AB "\"text\":[\"a\",\"b\"]"
 
-#define SCHEMA(text) "\"object\":\"error\",\"message\":\"" text "\",\"type\":\"Bad Request\""
-#define PLAIN(text)  "{\"error\":{\"message\":\"" text "\"}}"
-#define AB           "\"text\":[\"a\",\"b\"]"
-
-static const refusal REFUSALS[] = {
-    {"{\"text\":[]}", PLAIN("text cannot be an empty list.")},
-    {"{\"input_ids\":[[]]}", PLAIN("[0]: input_ids cannot be empty.")},
+static const api_refusal REFUSALS[] = {
+    {"{\"text\":[]}", API_PLAIN("text cannot be an empty list.")},
+    {"{\"input_ids\":[[]]}", API_PLAIN("[0]: input_ids cannot be empty.")},
     {"{\"text\":[\"a\"],\"input_ids\":[[1]]}",
-     SCHEMA("Exactly one of text and input_ids must be given.")},
-    {"{\"text\":[\"a\",5]}", SCHEMA("[1]: text must be a string, got a number.")},
-    {"{\"text\":[\"a\",null]}", SCHEMA("[1]: text must be a string, got null.")},
-    {"{\"text\":[\"a\",[\"b\"]]}", SCHEMA("[1]: text must be a string, got a list.")},
-    {"{\"text\":[\"a\",\"\"]}", PLAIN("[1]: The prompt is empty.")},
+     API_SCHEMA("Exactly one of text and input_ids must be given.")},
+    {"{\"text\":[\"a\",5]}", API_SCHEMA("[1]: text must be a string, got a number.")},
+    {"{\"text\":[\"a\",null]}", API_SCHEMA("[1]: text must be a string, got null.")},
+    {"{\"text\":[\"a\",[\"b\"]]}", API_SCHEMA("[1]: text must be a string, got a list.")},
+    {"{\"text\":[\"a\",\"\"]}", API_PLAIN("[1]: The prompt is empty.")},
     {"{\"input_ids\":[[1],2]}",
-     SCHEMA("[1]: input_ids must be a list of token ids, got a number.")},
+     API_SCHEMA("[1]: input_ids must be a list of token ids, got a number.")},
     {"{\"input_ids\":[[1],[2,-1]]}",
-     SCHEMA("[1]: input_ids[1] must be a token id in [0, 151935], got -1.")},
-    {"{\"input_ids\":[[1],null]}", SCHEMA("[1]: input_ids must be a list of token ids, got null.")},
-    {"{\"input_ids\":[1,[2]]}", SCHEMA("input_ids[1] must be a token id in [0, 151935], got [2].")},
+     API_SCHEMA("[1]: input_ids[1] must be a token id in [0, 151935], got -1.")},
+    {"{\"input_ids\":[[1],null]}",
+     API_SCHEMA("[1]: input_ids must be a list of token ids, got null.")},
+    {"{\"input_ids\":[1,[2]]}",
+     API_SCHEMA("input_ids[1] must be a token id in [0, 151935], got [2].")},
     {"{\"input_ids\":[[1],[2],[3],[4],[5],[6],[7]]}",
-     PLAIN("a list of 7 prompts is longer than --batch-max=6.")},
+     API_PLAIN("a list of 7 prompts is longer than --batch-max=6.")},
     {"{\"text\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\"],\"sampling_params\":{\"n\":22}}",
-     PLAIN("n asks for 132 samples of the list's prompts together, at most 128 are allowed (8 "
-           "times --batch-max=6).")},
+     API_PLAIN("n asks for 132 samples of the list's prompts together, at most 128 are allowed (8 "
+               "times --batch-max=6).")},
     /* Lists of another length. */
     {"{" AB ",\"sampling_params\":[{}]}",
-     SCHEMA("sampling_params is a list of 1, but there are 2 prompts.")},
+     API_SCHEMA("sampling_params is a list of 1, but there are 2 prompts.")},
     {"{" AB ",\"sampling_params\":[]}",
-     SCHEMA("sampling_params is a list of 0, but there are 2 prompts.")},
+     API_SCHEMA("sampling_params is a list of 0, but there are 2 prompts.")},
     {"{" AB ",\"rid\":[\"a\",\"b\",\"c\"]}",
-     SCHEMA("rid is a list of 3, but there are 2 prompts.")},
+     API_SCHEMA("rid is a list of 3, but there are 2 prompts.")},
     {"{" AB ",\"return_logprob\":[true]}",
-     SCHEMA("return_logprob is a list of 1, but there are 2 prompts.")},
+     API_SCHEMA("return_logprob is a list of 1, but there are 2 prompts.")},
     {"{" AB ",\"return_logprob\":true,\"logprob_start_len\":[0,0,0]}",
-     SCHEMA("logprob_start_len is a list of 3, but there are 2 prompts.")},
+     API_SCHEMA("logprob_start_len is a list of 3, but there are 2 prompts.")},
     {"{" AB ",\"return_logprob\":true,\"top_logprobs_num\":[]}",
-     SCHEMA("top_logprobs_num is a list of 0, but there are 2 prompts.")},
+     API_SCHEMA("top_logprobs_num is a list of 0, but there are 2 prompts.")},
     {"{" AB ",\"return_logprob\":true,\"token_ids_logprob\":[[1]]}",
-     SCHEMA("token_ids_logprob is a list of 1, but there are 2 prompts.")},
+     API_SCHEMA("token_ids_logprob is a list of 1, but there are 2 prompts.")},
     {"{" AB ",\"return_sampling_mask\":[true,false,true]}",
-     SCHEMA("return_sampling_mask is a list of 3, but there are 2 prompts.")},
+     API_SCHEMA("return_sampling_mask is a list of 3, but there are 2 prompts.")},
     {"{" AB ",\"sampling_logprobs_mode\":[\"support\"]}",
-     SCHEMA("sampling_logprobs_mode is a list of 1, but there are 2 prompts.")},
+     API_SCHEMA("sampling_logprobs_mode is a list of 1, but there are 2 prompts.")},
     {"{" AB ",\"sampling_filter\":[\"rank\"]}",
-     SCHEMA("sampling_filter is a list of 1, but there are 2 prompts.")},
+     API_SCHEMA("sampling_filter is a list of 1, but there are 2 prompts.")},
     {"{" AB ",\"cache_salt\":[\"s\"]}",
-     SCHEMA("cache_salt is a list of 1, but there are 2 prompts.")},
-    {"{" AB ",\"extra_key\":[]}", SCHEMA("extra_key is a list of 0, but there are 2 prompts.")},
+     API_SCHEMA("cache_salt is a list of 1, but there are 2 prompts.")},
+    {"{" AB ",\"extra_key\":[]}", API_SCHEMA("extra_key is a list of 0, but there are 2 prompts.")},
     /* What is one for all. */
-    {"{" AB ",\"stream\":[true,true]}", SCHEMA("stream must be a boolean, got a list.")},
+    {"{" AB ",\"stream\":[true,true]}", API_SCHEMA("stream must be a boolean, got a list.")},
     {"{" AB ",\"return_prompt_token_ids\":[true,true]}",
-     SCHEMA("return_prompt_token_ids must be a boolean, got a list.")},
+     API_SCHEMA("return_prompt_token_ids must be a boolean, got a list.")},
     {"{" AB ",\"return_text_in_logprobs\":[true,true]}",
-     SCHEMA("return_text_in_logprobs must be a boolean, got a list.")},
+     API_SCHEMA("return_text_in_logprobs must be a boolean, got a list.")},
     /* A value that all items share is named without one; an item's own with it. */
-    {"{" AB ",\"sampling_params\":{\"top_p\":2}}", PLAIN("top_p must be in (0, 1], got 2.")},
+    {"{" AB ",\"sampling_params\":{\"top_p\":2}}", API_PLAIN("top_p must be in (0, 1], got 2.")},
     {"{" AB ",\"sampling_params\":[{},{\"top_p\":2}]}",
-     PLAIN("[1]: top_p must be in (0, 1], got 2.")},
+     API_PLAIN("[1]: top_p must be in (0, 1], got 2.")},
     {"{" AB ",\"sampling_params\":[{},[]]}",
-     SCHEMA("[1]: sampling_params must be an object, got a list.")},
+     API_SCHEMA("[1]: sampling_params must be an object, got a list.")},
     {"{" AB ",\"sampling_params\":[{\"x\":1},{}]}",
-     PLAIN("[0]: Unexpected sampling parameter 'x'.")},
+     API_PLAIN("[0]: Unexpected sampling parameter 'x'.")},
     {"{" AB ",\"return_logprob\":[true,3]}",
-     SCHEMA("[1]: return_logprob must be a boolean, got a number.")},
+     API_SCHEMA("[1]: return_logprob must be a boolean, got a number.")},
     {"{" AB ",\"return_logprob\":true,\"logprob_start_len\":[0,1]}",
-     PLAIN("[1]: logprob_start_len=1 is beyond the prompt of 1 tokens.")},
+     API_PLAIN("[1]: logprob_start_len=1 is beyond the prompt of 1 tokens.")},
     {"{" AB ",\"return_logprob\":true,\"top_logprobs_num\":[1,129]}",
-     PLAIN("[1]: top_logprobs_num must be in [0, 128], got 129.")},
+     API_PLAIN("[1]: top_logprobs_num must be in [0, 128], got 129.")},
     {"{" AB ",\"return_logprob\":true,\"token_ids_logprob\":[[1],[-1]]}",
-     SCHEMA("[1]: token_ids_logprob must be a list of token ids in [0, 151935], got -1.")},
+     API_SCHEMA("[1]: token_ids_logprob must be a list of token ids in [0, 151935], got -1.")},
     {"{" AB ",\"return_logprob\":true,\"token_ids_logprob\":[1,[2]]}",
-     SCHEMA("token_ids_logprob must be a list of token ids in [0, 151935], got [2].")},
+     API_SCHEMA("token_ids_logprob must be a list of token ids in [0, 151935], got [2].")},
     {"{" AB ",\"sampling_logprobs_mode\":[\"support\",\"all\"]}",
-     PLAIN("[1]: sampling_logprobs_mode must be 'selected' or 'support', got 'all'.")},
+     API_PLAIN("[1]: sampling_logprobs_mode must be 'selected' or 'support', got 'all'.")},
     {"{\"input_ids\":[[1],[2,3]],\"sampling_params\":{\"max_new_tokens\":199}}",
      "[1]: Requested token count exceeds the model's maximum context length of 200 tokens."},
-    {"{" AB ",\"rid\":[\"a\",7]}", SCHEMA("[1]: rid must be a string, got a number.")},
-    {"{" AB ",\"rid\":[\"a\",\"a\"]}", PLAIN("Duplicate request ID detected: a")},
-    {"{" AB ",\"lora_path\":[null,\"x\"]}", PLAIN("[1]: lora_path is not supported.")},
-    {"{" AB ",\"lora_path\":[null]}", PLAIN("lora_path is not supported.")},
-    {"{" AB ",\"image_data\":[\"x\",\"y\"]}", PLAIN("[0]: image_data is not supported.")},
+    {"{" AB ",\"rid\":[\"a\",7]}", API_SCHEMA("[1]: rid must be a string, got a number.")},
+    {"{" AB ",\"rid\":[\"a\",\"a\"]}", API_PLAIN("Duplicate request ID detected: a")},
+    {"{" AB ",\"lora_path\":[null,\"x\"]}", API_PLAIN("[1]: lora_path is not supported.")},
+    {"{" AB ",\"lora_path\":[null]}", API_PLAIN("lora_path is not supported.")},
+    {"{" AB ",\"image_data\":[\"x\",\"y\"]}", API_PLAIN("[0]: image_data is not supported.")},
 };
 
 static void test_refusals(void **state) {
-    api_fixture *f = *state;
-    for (size_t i = 0; i < BT_ARRAY_COUNT(REFUSALS); i++) {
-        const refusal *r = &REFUSALS[i];
-        if (api_fixture_ask(f, API_GENERATE, r->body)) fail_msg("accepted: %s", r->body);
-        assert_int_equal(f->status, 400);
-        if (strstr(api_fixture_body(f), r->text) == NULL)
-            fail_msg("%s\n-> %s\nnot %s", r->body, api_fixture_body(f), r->text);
-    }
+    api_fixture_expect_refusals(*state, API_GENERATE, REFUSALS, BT_ARRAY_COUNT(REFUSALS));
 }
 
 /* What is accepted although it looks odd. */
@@ -140,7 +118,7 @@ static void test_accepted(void **state) {
     for (size_t i = 0; i < BT_ARRAY_COUNT(BODIES); i++) {
         if (!api_fixture_ask(f, API_GENERATE, BODIES[i]))
             fail_msg("%s -> %s", BODIES[i], api_fixture_body(f));
-        forget(f);
+        api_fixture_abort(f);
     }
 }
 
@@ -159,7 +137,8 @@ static void test_values_of_items(void **state) {
         "\"sampling_filter\":[\"rank\",null,\"joint\"],\"cache_salt\":[\"s\",null,\"s\"]}"));
     assert_int_equal(f->call.batch.count, 3);
     assert_int_equal(f->call.sample_count, 4);
-    const api_request *x = item_of(f, 0), *y = item_of(f, 1), *z = item_of(f, 2);
+    const api_request *x = api_fixture_item(f, 0), *y = api_fixture_item(f, 1),
+                      *z = api_fixture_item(f, 2);
     assert_string_equal(x->rid, "x");
     assert_int_equal(strlen(y->rid), 32);
     assert_false(y->has_own_rid);
@@ -189,7 +168,7 @@ static void test_values_of_items(void **state) {
     assert_int_equal(y->generation.filter, 0);
     assert_true(y->generation.cache_salt[0] == 0 && x->generation.cache_salt[0] != 0);
     assert_true(x->generation.cache_salt[0] == z->generation.cache_salt[0]);
-    forget(f);
+    api_fixture_abort(f);
 }
 
 /* One value for all; the stop strings are kept once. */
@@ -201,35 +180,35 @@ static void test_values_of_all(void **state) {
                                 "\"sampling_params\":{\"n\":2,\"stop\":[\"a\",\"b\"],"
                                 "\"logit_bias\":{\"3\":1},\"max_new_tokens\":9}}"));
     for (uint32_t i = 0; i < 2; i++) {
-        const api_request *r = item_of(f, i);
+        const api_request *r = api_fixture_item(f, i);
         assert_int_equal(r->generation.logprob_id_count, 2);
         assert_int_equal(r->generation.top_logprobs, 3);
         assert_int_equal(r->generation.samples, 2);
         assert_int_equal(r->generation.bias_count, 1);
         assert_int_equal(r->generation.max_new_tokens, 9);
         assert_int_equal(r->stop_count, 2);
-        assert_ptr_equal(r->stops, item_of(f, 0)->stops);
+        assert_ptr_equal(r->stops, api_fixture_item(f, 0)->stops);
         assert_true(r->has_own_rid);
     }
-    assert_string_equal(item_of(f, 0)->rid, "r_0");
-    assert_string_equal(item_of(f, 1)->rid, "r_1");
-    forget(f);
+    assert_string_equal(api_fixture_item(f, 0)->rid, "r_0");
+    assert_string_equal(api_fixture_item(f, 1)->rid, "r_1");
+    api_fixture_abort(f);
     /* Seeds: the same where one is given, of their own where none is. */
     assert_true(
         api_fixture_ask(f, API_GENERATE, "{" AB ",\"sampling_params\":{\"sampling_seed\":3}}"));
-    assert_int_equal(item_of(f, 1)->generation.seed, 3);
-    forget(f);
+    assert_int_equal(api_fixture_item(f, 1)->generation.seed, 3);
+    api_fixture_abort(f);
     assert_true(api_fixture_ask(f, API_GENERATE, "{" AB "}"));
-    assert_true(item_of(f, 0)->generation.seed != item_of(f, 1)->generation.seed);
-    assert_string_not_equal(item_of(f, 0)->rid, item_of(f, 1)->rid);
-    forget(f);
+    assert_true(api_fixture_item(f, 0)->generation.seed != api_fixture_item(f, 1)->generation.seed);
+    assert_string_not_equal(api_fixture_item(f, 0)->rid, api_fixture_item(f, 1)->rid);
+    api_fixture_abort(f);
     /* The longest name still has room for the numbers behind it. */
     char body[400], name[API_RID_MAX + 1];
     memset(name, 'n', API_RID_MAX);
     name[API_RID_MAX] = 0;
     snprintf(body, sizeof(body), "{" AB ",\"rid\":\"%s\",\"sampling_params\":{\"n\":2}}", name);
     assert_true(api_fixture_ask(f, API_GENERATE, body));
-    assert_int_equal(strlen(item_of(f, 1)->rid), API_RID_MAX + 2);
+    assert_int_equal(strlen(api_fixture_item(f, 1)->rid), API_RID_MAX + 2);
     api_fixture_length(f);
     assert_non_null(strstr(api_fixture_body(f), "nnn_1_1\""));
 }
@@ -439,7 +418,7 @@ static void test_spill_limit_ends_all(void **state) {
     assert_int_equal(f->cancel_count, 2);
     assert_int_equal(f->status, 503);
     assert_non_null(strstr(api_fixture_body(f), "--reply-spill-bytes=100"));
-    forget(f);
+    api_fixture_abort(f);
     assert_int_equal(f->end_count, 1);
 }
 
@@ -631,31 +610,24 @@ static void test_any_order(void **state) {
 }
 
 #ifdef BT_FAULT
-static void run_out_of_memory(api_fixture *f, const char *body) {
-    bool was_reached = true;
-    for (uint64_t nth = 1; was_reached; nth++) {
-        assert_true(nth < 1000);
-        bt_fault_set(BT_FAULT_ALLOC, nth);
-        bool is_waiting = api_fixture_ask(f, API_GENERATE, body);
-        for (uint32_t i = 0; is_waiting && i < 80; i++) {
-            api_fixture_sample_row(f, i % f->call.sample_count, 66, -1);
-        }
-        if (is_waiting) api_fixture_length(f);
-        was_reached = bt_fault_visits(BT_FAULT_ALLOC) >= nth;
-        bt_fault_set(BT_FAULT_ALLOC, 0);
-        assert_int_equal(f->end_count + f->cut_count, 1);
-        if (!was_reached) assert_int_equal(f->status, 200);
+static void feed(api_fixture *f) {
+    for (uint32_t i = 0; i < 80; i++) {
+        api_fixture_sample_row(f, i % f->call.sample_count, 66, -1);
     }
 }
 
 static void test_out_of_memory(void **state) {
     api_fixture *f = *state;
-    assert_non_null(bt_text_reserve(&f->body, 1 << 20)); /* the fixture's own */
-    run_out_of_memory(f,
-                      "{\"input_ids\":[[1,2],[3]],\"return_logprob\":[true,false],\"rid\":[\"a\","
-                      "\"b\"],\"sampling_params\":{\"n\":2,\"stop\":[\"x\"]}}");
-    run_out_of_memory(f, "{\"text\":[\"ab\",\"c\"],\"stream\":true,\"return_logprob\":true,"
-                         "\"sampling_params\":[{\"stop\":\"x\"},{\"stop\":\"y\"}]}");
+    api_fixture_run_out_of_memory(
+        f, API_GENERATE,
+        "{\"input_ids\":[[1,2],[3]],\"return_logprob\":[true,false],\"rid\":[\"a\","
+        "\"b\"],\"sampling_params\":{\"n\":2,\"stop\":[\"x\"]}}",
+        feed);
+    api_fixture_run_out_of_memory(
+        f, API_GENERATE,
+        "{\"text\":[\"ab\",\"c\"],\"stream\":true,\"return_logprob\":true,"
+        "\"sampling_params\":[{\"stop\":\"x\"},{\"stop\":\"y\"}]}",
+        feed);
 }
 #endif
 

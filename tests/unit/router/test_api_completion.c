@@ -10,7 +10,6 @@
 
 #include <cmocka.h>
 
-#include "base/fault.h"
 #include "tests/unit/router/api_fixture.h"
 
 #define HEAD                                                                                       \
@@ -444,47 +443,31 @@ static void test_a_list_whose_scores_are_lost(void **state) {
 }
 
 #ifdef BT_FAULT
-static void run_out_of_memory(api_fixture *f, const char *body) {
+static void feed(api_fixture *f) {
     static const float SCORES[] = {-1.5f, -2.5f};
-    bool was_reached = true;
-    for (uint64_t nth = 1; was_reached; nth++) {
-        assert_true(nth < 1000);
-        bt_fault_set(BT_FAULT_ALLOC, nth);
-        const bool is_waiting = api_fixture_ask(f, API_COMPLETION, body);
-        for (uint32_t i = 0; is_waiting && i < 80; i++) {
-            api_fixture_sample_row(f, i % 2, 66, -1);
-        }
-        if (is_waiting) api_fixture_item_prompt(f, 1, 1, SCORES, 2);
-        if (is_waiting) api_fixture_length(f);
-        was_reached = bt_fault_visits(BT_FAULT_ALLOC) >= nth;
-        bt_fault_set(BT_FAULT_ALLOC, 0);
-        assert_int_equal(f->end_count + f->cut_count, 1);
-        if (!was_reached) assert_int_equal(f->status, 200);
+    for (uint32_t i = 0; i < 80; i++) {
+        api_fixture_sample_row(f, i % 2, 66, -1);
     }
+    api_fixture_item_prompt(f, 1, 1, SCORES, 2);
 }
 
 static void test_out_of_memory(void **state) {
     api_fixture *f = *state;
-    assert_non_null(bt_text_reserve(&f->body, 1 << 20)); /* the fixture's own */
     for (int i = 0; i < 4; i++) {
         char body[256];
         snprintf(body, sizeof(body),
                  "{\"prompt\":%s,\"echo\":true,\"logprobs\":0,\"stop\":\"x\"%s}",
                  i < 2 ? "[[72],[105,33,34]]" : "[\"a\",\"\\u20ac\"]",
                  i % 2 == 0 ? "" : ",\"stream\":true");
-        run_out_of_memory(f, body);
+        api_fixture_run_out_of_memory(f, API_COMPLETION, body, feed);
     }
 }
 #endif
 
 /* ---- bodies ---------------------------------------------------------------------------------- */
 
-typedef struct refusal {
-    const char *body, *text;
-} refusal;
-
 #define P "\"prompt\":[1],"
-static const refusal REFUSALS[] = {
+static const api_refusal REFUSALS[] = {
     {"{", "invalid JSON at byte 1"},
     {"[]", "the body must be a JSON object, got a list."},
     {"{}", "prompt is required."},
@@ -584,18 +567,7 @@ static const refusal REFUSALS[] = {
 };
 
 static void test_refusals(void **state) {
-    api_fixture *f = *state;
-    for (size_t i = 0; i < BT_ARRAY_COUNT(REFUSALS); i++) {
-        const refusal *r = &REFUSALS[i];
-        if (api_fixture_ask(f, API_COMPLETION, r->body)) fail_msg("accepted: %s", r->body);
-        assert_int_equal(f->status, 400);
-        if (strstr(api_fixture_body(f), r->text) == NULL)
-            fail_msg("%s\n-> %s\nnot %s", r->body, api_fixture_body(f), r->text);
-        assert_memory_equal(api_fixture_body(f), "{\"error\":{\"message\":", 20);
-        assert_non_null(strstr(api_fixture_body(f),
-                               "\"type\":\"BadRequestError\",\"param\":null,"
-                               "\"code\":400},\"object\":\"error\",\"message\""));
-    }
+    api_fixture_expect_refusals(*state, API_COMPLETION, REFUSALS, BT_ARRAY_COUNT(REFUSALS));
 }
 
 static void test_odd_but_accepted(void **state) {
@@ -625,7 +597,7 @@ static void test_odd_but_accepted(void **state) {
     assert_int_equal(g->top_k, 7);
     assert_true(g->temperature == 0.25f);
     assert_string_equal(f->call.request->model, "tiny");
-    api_fixture_fail(f, BT_ERR_REQUEST_INVALID, 400, "x");
+    api_fixture_abort(f);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, api_fixture_set_up, api_fixture_tear_down)

@@ -12,7 +12,6 @@
 #include <jansson.h>
 #include <math.h>
 
-#include "base/fault.h"
 #include "tests/unit/router/api_fixture.h"
 
 #define PROMPT "\"rid\":\"r\",\"input_ids\":[72,105,33],\"return_logprob\":true"
@@ -444,25 +443,14 @@ static void test_spill_limit(void **state) {
 }
 
 #ifdef BT_FAULT
+static void feed_all(api_fixture *f) {
+    give_prompt(f, 1, 2);
+    feed(f, 65);
+}
+
 static void test_out_of_memory(void **state) {
-    static const char *const BODIES[] = {"{" SCORED "}", "{\"stream\":true," SCORED "}"};
-    api_fixture *f = *state;
-    assert_non_null(bt_text_reserve(&f->body, 1 << 20)); /* the fixture's own */
-    for (uint64_t nth = 1; nth < 2000; nth++) {
-        const char *body = BODIES[nth % 2];
-        bt_fault_set(BT_FAULT_ALLOC, nth / 2 + 1);
-        bool is_waiting = api_fixture_ask(f, API_GENERATE, body);
-        if (is_waiting) give_prompt(f, 1, 2);
-        if (is_waiting) feed(f, 65);
-        if (is_waiting) api_fixture_length(f);
-        bool was_reached = bt_fault_visits(BT_FAULT_ALLOC) > nth / 2;
-        bt_fault_set(BT_FAULT_ALLOC, 0);
-        assert_int_equal(f->end_count + f->cut_count, 1);
-        if (was_reached) continue;
-        assert_int_equal(f->status, 200);
-        if (nth % 2 == 1) return;
-    }
-    assert_true(false);
+    api_fixture_run_out_of_memory(*state, API_GENERATE, "{" SCORED "}", feed_all);
+    api_fixture_run_out_of_memory(*state, API_GENERATE, "{\"stream\":true," SCORED "}", feed_all);
 }
 #endif
 

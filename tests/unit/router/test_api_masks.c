@@ -14,14 +14,6 @@
 #include "router/api_processor.h"
 #include "tests/unit/router/api_fixture.h"
 
-static const proto_generation *asked(const api_fixture *f) {
-    return &f->call.request->generation;
-}
-
-static void forget(api_fixture *f) {
-    api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "x");
-}
-
 /* ---- fields ---------------------------------------------------------------------------------- */
 
 typedef struct refusal {
@@ -82,21 +74,21 @@ static void test_values(void **state) {
                          "\"on_mask_overflow\":\"abort\"");
         assert_true(api_fixture_ask(f, kind, body));
         /* Without a mask none of them has an effect. */
-        assert_int_equal(asked(f)->mask_bounded, is_on);
-        assert_int_equal(asked(f)->mask_mode, is_on ? ROW_MASK_SELECTED : ROW_MASK_OFF);
+        assert_int_equal(api_fixture_asked(f)->mask_bounded, is_on);
+        assert_int_equal(api_fixture_asked(f)->mask_mode, is_on ? ROW_MASK_SELECTED : ROW_MASK_OFF);
         assert_int_equal(f->call.request->packs_mask, is_on);
         assert_int_equal(f->call.request->keeps_partial, is_on);
         bt_error error;
-        assert_int_equal(proto_generation_check(asked(f), &error), BT_OK);
-        forget(f);
+        assert_int_equal(proto_generation_check(api_fixture_asked(f), &error), BT_OK);
+        api_fixture_abort(f);
     }
     /* A chat that has nowhere to put masks. */
     assert_true(api_fixture_ask(f, API_CHAT,
                                 "{\"input_ids\":[1],\"return_sampling_mask\":true,"
                                 "\"sampling_mask_mode\":\"bounded\"}"));
-    assert_int_equal(asked(f)->mask_mode, ROW_MASK_OFF);
-    assert_int_equal(asked(f)->mask_bounded, 0);
-    forget(f);
+    assert_int_equal(api_fixture_asked(f)->mask_mode, ROW_MASK_OFF);
+    assert_int_equal(api_fixture_asked(f)->mask_bounded, 0);
+    api_fixture_abort(f);
     /* Each item its own. */
     assert_true(api_fixture_ask(f, API_GENERATE,
                                 "{\"input_ids\":[[1],[2],[3]],\"return_sampling_mask\":true,"
@@ -110,7 +102,7 @@ static void test_values(void **state) {
         assert_int_equal(item->generation.mask_bounded, i == 1);
         assert_int_equal(item->keeps_partial, i == 2);
     }
-    forget(f);
+    api_fixture_abort(f);
     assert_false(api_fixture_ask(
         f, API_GENERATE, "{\"input_ids\":[[1],[2]],\"on_mask_overflow\":[\"abort\",\"x\"]}"));
     assert_non_null(strstr(api_fixture_body(f), "[1]: on_mask_overflow must be 'abort' or"));
@@ -167,7 +159,7 @@ static void test_admission(void **state) {
             const bool is_accepted = api_fixture_ask(f, API_GENERATE, body);
             if (is_accepted == (turn == 0 && CASES[i].is_refused)) fail_msg("%s", body);
             if (is_accepted) {
-                forget(f);
+                api_fixture_abort(f);
             } else {
                 assert_string_equal(api_fixture_body(f), TEXT);
             }
@@ -177,12 +169,12 @@ static void test_admission(void **state) {
     f->settings.mask_max_tokens = 320;
     assert_true(
         api_fixture_ask(f, API_GENERATE, "{\"input_ids\":[1],\"return_sampling_mask\":true}"));
-    forget(f);
+    api_fixture_abort(f);
     f->settings.mask_max_tokens = 64;
     f->model.vocab_size = 64; /* and so does a small model's */
     assert_true(
         api_fixture_ask(f, API_GENERATE, "{\"input_ids\":[1],\"return_sampling_mask\":true}"));
-    forget(f);
+    api_fixture_abort(f);
 }
 
 /* ---- custom_logit_processor ------------------------------------------------------------------ */
@@ -286,7 +278,8 @@ static void test_pickles(void **state) {
 static float bias_at(const api_fixture *f, uint32_t at) {
     const api_request *request = f->call.request;
     float value;
-    memcpy(&value, request->prompt.ids + request->prompt.count + asked(f)->bias_count + at,
+    memcpy(&value,
+           request->prompt.ids + request->prompt.count + api_fixture_asked(f)->bias_count + at,
            sizeof(value));
     return value;
 }
@@ -297,13 +290,13 @@ static void test_disallowed_tokens(void **state) {
                                 "{\"input_ids\":[1]," PROCESSOR
                                 ",\"sampling_params\":{\"custom_params\":{\"token_ids\":"
                                 "[9,5,9]},\"logit_bias\":{\"5\":3,\"7\":2}}}"));
-    assert_int_equal(asked(f)->bias_count, 3);
+    assert_int_equal(api_fixture_asked(f)->bias_count, 3);
     const int32_t ids[] = {5, 7, 9};
     assert_memory_equal(f->call.request->prompt.ids + 1, ids, sizeof(ids));
     assert_true(bias_at(f, 0) == -INFINITY); /* whatever else is said of it */
     assert_true(bias_at(f, 1) == 2.0f);
     assert_true(bias_at(f, 2) == -INFINITY);
-    forget(f);
+    api_fixture_abort(f);
     /* With masks, in chat and completions, where all is at top level; no ids are none. */
     static const char *const BODIES[] = {
         "{\"input_ids\":[1],\"return_sampling_mask\":true," PROCESSOR
@@ -319,9 +312,9 @@ static void test_disallowed_tokens(void **state) {
         const api_kind kind = i == 1 ? API_CHAT : i == 2 ? API_COMPLETION : API_GENERATE;
         if (!api_fixture_ask(f, kind, BODIES[i]))
             fail_msg("%s -> %s", BODIES[i], api_fixture_body(f));
-        assert_int_equal(asked(f)->bias_count, i == 3 ? 0 : 1);
+        assert_int_equal(api_fixture_asked(f)->bias_count, i == 3 ? 0 : 1);
         if (i == 4) assert_int_equal(f->call.items[1].request->generation.bias_count, 0);
-        forget(f);
+        api_fixture_abort(f);
     }
 }
 
@@ -386,7 +379,7 @@ static void test_how_many_are_disallowed(void **state) {
         }
         strcpy(at, "]}}}");
         assert_int_equal(api_fixture_ask(f, API_GENERATE, body), more == 0);
-        if (more == 0) forget(f);
+        if (more == 0) api_fixture_abort(f);
     }
     assert_non_null(
         strstr(api_fixture_body(f), "custom_params.token_ids has more than 4096 entries."));
@@ -403,7 +396,7 @@ static void test_how_many_are_disallowed(void **state) {
         const bool is_accepted = api_fixture_ask(f, API_GENERATE, body);
         assert_int_equal(is_accepted, left >= 2);
         if (is_accepted) {
-            forget(f);
+            api_fixture_abort(f);
         } else {
             assert_non_null(strstr(api_fixture_body(f), "leaves no token that can be drawn."));
         }

@@ -374,7 +374,8 @@ static bool integer_of_real(const bt_json *value, bt_json_integer *out) {
     double real;
     if (!bt_json_get_double(value, &real)) return false;
     double size = fabs(real);
-    if (!(size <= 9007199254740992.0) || size != floor(size)) return false;
+    /* From 2^53 on it may be the neighbour of what was written. */
+    if (!(size < 9007199254740992.0) || size != floor(size)) return false;
     out->is_negative = real < 0;
     out->magnitude = (uint64_t)size;
     return true;

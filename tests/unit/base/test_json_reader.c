@@ -185,6 +185,11 @@ static void test_integers(void **state) {
         {"1.0", false, true, 1},
         {"-3.0e2", false, true, -300},
         {"1.5", false, false, 0},
+        {"-0.0", false, true, 0},
+        {"10e-1", false, true, 1},
+        {"1e3", false, true, 1000},
+        {"9007199254740991.0", false, true, 9007199254740991},
+        {"9007199254740993.0", false, false, 0}, /* a double has no room for it */
         {"1e400", false, false, 0},
         {"1e300", false, false, 0},
         {"true", false, false, 0},

@@ -12,6 +12,8 @@
 
 #include "base/assert.h"
 
+enum { ESCAPE_BYTES = 6 /* "\u0041": as long as a byte can be written */ };
+
 bool api_fail(api_failure *failure, int http_status, api_error_shape shape, const char *format,
               ...) {
     if (failure->http_status != 0) return false;
@@ -89,13 +91,14 @@ void api_get_number(api_fields *fields, size_t field, double *out) {
 void api_get_string(api_fields *fields, size_t field, char *out, size_t capacity) {
     if (!is_readable(fields, field)) return;
     const bt_json *value = &fields->values[field];
-    char decoded[2048];
+    char decoded[ESCAPE_BYTES * API_STRING_MAX + 2];
+    BT_ASSERT(capacity <= API_STRING_MAX + 1);
     if (value->kind != BT_JSON_STRING) {
         fail_type(fields, field, "a string");
         return;
     }
-    size_t bytes =
-        value->bytes <= sizeof(decoded) ? bt_json_string_decode(value, decoded) : sizeof(decoded);
+    const bool fits = value->bytes <= sizeof(decoded);
+    const size_t bytes = fits ? bt_json_string_decode(value, decoded) : sizeof(decoded);
     if (bytes >= capacity) {
         (void)api_fail(fields->failure, 400, API_ERROR_SCHEMA, "%s is longer than %zu bytes.",
                        fields->names[field], capacity - 1);

@@ -7,7 +7,10 @@
 #include "base/json_reader.h"
 #include "router/api_request.h"
 
-enum { API_FIELDS_MAX = 80 };
+enum {
+    API_FIELDS_MAX = 80,
+    API_STRING_MAX = 1024, /* bytes of a string that is read as a whole */
+};
 
 typedef struct api_fields {
     const char *const *names; /* [count] */
@@ -31,7 +34,8 @@ void api_fields_collect(api_fields *fields, const bt_json *object, const char *c
 void api_get_bool(api_fields *fields, size_t field, bool *out);
 void api_get_int(api_fields *fields, size_t field, int64_t *out);
 void api_get_number(api_fields *fields, size_t field, double *out);
-/* A string without NUL of at most capacity - 1 bytes, terminated. */
+/* A string without NUL of at most capacity - 1 bytes (API_STRING_MAX) once its escapes are read,
+ * terminated. */
 void api_get_string(api_fields *fields, size_t field, char *out, size_t capacity);
 /* Which of `count` words a string is; 0, the default, when the field is absent. */
 uint32_t api_get_word(api_fields *fields, size_t field, const char *const *words, uint32_t count);

@@ -6,7 +6,7 @@
 
 #include "router/api_fields.h"
 
-enum { API_SALT_MAX = 1024 /* bytes of cache_salt, and of extra_key */ };
+enum { API_SALT_MAX = API_STRING_MAX /* bytes of cache_salt, and of extra_key */ };
 
 /* {"id": bias, ...}: fills request->biases, by ascending id, the last of a repeated id. Biases of
  * chat and completions are OpenAI's, -100 to 100; of /generate any that a float holds.

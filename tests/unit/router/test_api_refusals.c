@@ -315,6 +315,8 @@ static void test_limits(void **state) {
          "rid is longer than 256 bytes."},
         {"{\"input_ids\":[1],\"cache_salt\":\"", "s", API_SALT_MAX + 1, "\"}",
          "cache_salt is longer than 1024 bytes."},
+        {"{\"input_ids\":[1],\"extra_key\":\"", "\\u00e9", API_SALT_MAX / 2 + 1, "\"}",
+         "extra_key is longer than 1024 bytes."},
         {"{\"input_ids\":[1],\"return_logprob\":true,\"token_ids_logprob\":[", "N",
          PROTO_LOGPROB_IDS_MAX, "7]}", "token_ids_logprob has more than 1024 ids."},
         {"{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{", "\"5\":1,", PROTO_BIASES_MAX,
@@ -331,6 +333,12 @@ static void test_limits(void **state) {
     assert_true(ask_long(f, "{\"input_ids\":[1],\"rid\":\"", "r", API_RID_MAX, "\"}"));
     api_fixture_length(f);
     assert_true(ask_long(f, "{\"input_ids\":[1],\"extra_key\":\"", "s", API_SALT_MAX, "\"}"));
+    api_fixture_length(f);
+    /* However they are written. */
+    assert_true(ask_long(f, "{\"input_ids\":[1],\"extra_key\":\"", "\\u0073", API_SALT_MAX, "\"}"));
+    api_fixture_length(f);
+    assert_true(
+        ask_long(f, "{\"input_ids\":[1],\"cache_salt\":\"", "\\u00e9", API_SALT_MAX / 2, "\"}"));
     api_fixture_length(f);
     assert_true(ask_long(f, "{\"input_ids\":[1],\"sampling_params\":{\"logit_bias\":{", "\"5\":1,",
                          PROTO_BIASES_MAX - 1, "\"5\":2}}}"));

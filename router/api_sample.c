@@ -36,6 +36,8 @@ void api_sample_abort(api_sample *s, int http_status, const char *text) {
 }
 
 void api_sample_fail(api_call *call, api_sample *s, bt_status status) {
+    /* No more text comes: what was held back is told with the tokens it is of. */
+    if (generation_finish(&s->generation) != BT_OK) status = BT_ERR_WORKER_MEMORY;
     if (status == BT_ERR_REQUEST_FULL) {
         char text[PROTO_TEXT_MAX];
         snprintf(text, sizeof(text),

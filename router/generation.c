@@ -88,17 +88,19 @@ static bool is_stop_token(const generation *g, int32_t token) {
     return false;
 }
 
-/* A special token that is not shown can still be named by a stop string. */
-static void match_skipped(generation *g, const char *bytes, size_t count) {
-    if (is_at_limit(g)) return;
+/* A special token that is not shown can still be named by a stop string. What was held back as the
+ * beginning of another one is text then. */
+static bt_status match_skipped(generation *g, const char *bytes, size_t count) {
+    if (is_at_limit(g)) return BT_OK;
     for (uint32_t i = 0; i < g->request->stop_count; i++) {
         if (g->request->stop_bytes[i] != count || count == 0 ||
             memcmp(g->request->stop_texts[i], bytes, count) != 0)
             continue;
         g->is_stopped = true;
         g->stop_index = i;
-        return;
+        return generation_finish(g);
     }
+    return BT_OK;
 }
 
 bt_status generation_push(generation *g, int32_t token) {
@@ -111,13 +113,11 @@ bt_status generation_push(generation *g, int32_t token) {
     bool is_stop = is_stop_token(g, token);
     g->is_complete = is_stop || is_at_limit(g);
     if (is_stop && !g->request->keeps_stop) return BT_OK;
-    if (g->request->skips_special && tokenizer_is_special(g->tokenizer, token)) {
-        match_skipped(g, bytes, count);
-    } else {
-        if (g->text_starts != NULL)
-            g->text_starts[g->count - 1] += detokenizer_breaks(&g->detokenizer, bytes, count);
-        detokenizer_push(&g->detokenizer, bytes, count, on_text, g);
-    }
+    if (g->request->skips_special && tokenizer_is_special(g->tokenizer, token))
+        return match_skipped(g, bytes, count);
+    if (g->text_starts != NULL)
+        g->text_starts[g->count - 1] += detokenizer_breaks(&g->detokenizer, bytes, count);
+    detokenizer_push(&g->detokenizer, bytes, count, on_text, g);
     return g->text.has_failed ? BT_ERR_WORKER_MEMORY : BT_OK;
 }
 

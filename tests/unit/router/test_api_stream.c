@@ -129,6 +129,28 @@ static void test_special_token_as_stop_string(void **state) {
     json_decref(reply);
 }
 
+/* What another stop string held back then is text all the same. */
+static void test_special_token_behind_held_text(void **state) {
+    api_fixture *f = *state;
+    for (int is_stream = 0; is_stream <= 1; is_stream++) {
+        assert_true(api_fixture_ask(
+            f, API_GENERATE,
+            is_stream
+                ? "{\"input_ids\":[1],\"stream\":true,\"sampling_params\":{\"ignore_eos\":true,"
+                  "\"stop\":[\"<|im_end|>\",\"END\"]}}"
+                : "{\"input_ids\":[1],\"sampling_params\":{\"ignore_eos\":true,"
+                  "\"stop\":[\"<|im_end|>\",\"END\"]}}"));
+        api_fixture_text(f, "aEN");
+        api_fixture_row(f, API_FIXTURE_EOS, 0);
+        assert_int_equal(f->end_count, 1);
+        json_t *reply = parse(is_stream ? api_fixture_last_event(f, 0) : api_fixture_body(f));
+        assert_string_equal(text_of(reply), "aEN");
+        assert_int_equal(json_array_size(json_object_get(reply, "output_ids")), 4);
+        json_decref(reply);
+        api_fixture_abort(f);
+    }
+}
+
 /* Rows behind a stop string, in the same batch or later, are dropped with their masks. */
 static void test_rows_behind_a_stop_are_dropped(void **state) {
     static const int32_t IDS[] = {66, 67};
@@ -320,6 +342,26 @@ static void test_broken_rows(void **state) {
     api_call_on_end(&f->call, 0, &end);
     assert_int_equal(f->status, 500);
     assert_non_null(strstr(api_fixture_body(f), "rows of the reply were lost"));
+}
+
+/* The last event has the text of all its tokens, also what was held back. */
+static void test_a_broken_row_behind_held_text(void **state) {
+    api_fixture *f = *state;
+    for (int is_incremental = 0; is_incremental <= 1; is_incremental++) {
+        f->settings.is_incremental = is_incremental == 1;
+        assert_true(api_fixture_ask(f, API_GENERATE,
+                                    "{\"input_ids\":[1],\"stream\":true,\"return_logprob\":true,"
+                                    "\"sampling_params\":{\"stop\":\"END\"}}"));
+        api_fixture_text(f, "aEN");
+        api_fixture_row(f, 'X', NAN);
+        assert_int_equal(f->end_count, 1);
+        json_t *reply = parse(api_fixture_last_event(f, 0));
+        assert_string_equal(text_of(reply), is_incremental ? "EN" : "aEN");
+        assert_int_equal(json_array_size(json_object_get(reply, "output_ids")),
+                         is_incremental ? 2 : 3);
+        json_decref(reply);
+        api_fixture_abort(f);
+    }
 }
 
 /* ---- slow and leaving clients ---------------------------------------------------------------- */
@@ -534,6 +576,7 @@ int main(void) {
         CASE(test_stop_strings),
         CASE(test_text_is_held_back),
         CASE(test_special_token_as_stop_string),
+        CASE(test_special_token_behind_held_text),
         CASE(test_rows_behind_a_stop_are_dropped),
         CASE(test_room_before_the_first_row),
         CASE(test_cached_tokens),
@@ -541,6 +584,7 @@ int main(void) {
         CASE(test_failures_after_some_rows),
         CASE(test_aborts_keep_their_tokens),
         CASE(test_broken_rows),
+        CASE(test_a_broken_row_behind_held_text),
         CASE(test_slow_client_of_a_cumulative_stream),
         CASE(test_slow_client_of_an_incremental_stream),
         CASE(test_clients_that_leave),

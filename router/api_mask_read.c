@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "router/api_sampling.h"
+
 static const char *const LOGPROBS_MODES[] = {"selected", "support"};
 static const char *const FORMATS[] = {"json", "packed"};
 static const char *const MODES[] = {"exact", "bounded"};
@@ -40,16 +42,15 @@ void api_mask_drop(api_request *request) {
 void api_mask_admit(const api_settings *settings, const api_model *model,
                     const api_request *request, api_failure *failure) {
     const proto_generation *g = &request->generation;
-    const uint32_t vocabulary =
-        g->vocab_limit < model->vocab_size ? g->vocab_limit : model->vocab_size;
-    const bool is_filtered =
-        (g->top_k != 0 && g->top_k < vocabulary) || g->top_p < 1.0f || g->min_p > 0.0f;
     if (failure->http_status != 0) return;
+    const uint32_t count = api_drawable_count(model, request);
+    const bool is_filtered =
+        (g->top_k != 0 && g->top_k < count) || g->top_p < 1.0f || g->min_p > 0.0f;
     if (g->mask_mode == ROW_MASK_OFF || g->mask_bounded != 0 || is_filtered) return;
-    if (vocabulary <= settings->mask_max_tokens) return;
+    if (count <= settings->mask_max_tokens) return;
     (void)api_fail(failure, 400, API_ERROR_GENERATE,
                    "return_sampling_mask requires top_k=1 for greedy sampling or a top_k, top_p or "
                    "min_p that filters: without one all %u ids are in the support, more than "
                    "--sampling-mask-max-tokens=%u. sampling_mask_mode 'bounded' takes any.",
-                   vocabulary, settings->mask_max_tokens);
+                   count, settings->mask_max_tokens);
 }

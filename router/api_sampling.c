@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "router/api_lists.h"
 #include "router/api_processor.h"
 #include "router/api_words.h"
 #include "router/random_id.h"
@@ -293,8 +294,10 @@ static void read_stop_strings(api_fields *fields, api_request *request) {
     const bt_json *value = &fields->values[SAMPLING_STOP];
     stop_string strings[STOP_STRINGS_MAX];
     if (fields->failure->http_status != 0 || !fields->is_given[SAMPLING_STOP]) return;
-    request->stop_texts = bt_calloc(STOP_STRINGS_MAX, sizeof(char *));
-    request->stop_bytes = bt_calloc(STOP_STRINGS_MAX, sizeof(size_t));
+    const uint64_t given = value->kind == BT_JSON_ARRAY ? api_list_length(value) : 1;
+    const size_t count = given < STOP_STRINGS_MAX ? (size_t)given : STOP_STRINGS_MAX;
+    request->stop_texts = bt_calloc(count + 1, sizeof(char *));
+    request->stop_bytes = bt_calloc(count + 1, sizeof(size_t));
     if (request->stop_texts == NULL || request->stop_bytes == NULL) {
         (void)api_fail(fields->failure, 503, API_ERROR_GENERATE, "out of memory");
         return;
@@ -344,21 +347,31 @@ static bool is_disallowed(const api_request *request, int32_t id) {
     return false;
 }
 
+static uint32_t vocabulary_of(const api_model *model, const api_request *request) {
+    const uint32_t limit = request->generation.vocab_limit;
+    return limit < model->vocab_size ? limit : model->vocab_size;
+}
+
+uint32_t api_drawable_count(const api_model *model, const api_request *request) {
+    const uint32_t vocabulary = vocabulary_of(model, request);
+    uint32_t count = vocabulary;
+    for (uint32_t i = 0; i < request->generation.bias_count; i++) {
+        count -= (uint32_t)request->biases.ids[i] < vocabulary && is_disallowed_at(request, i);
+    }
+    return count;
+}
+
 /* Something must be left to draw, also while min_new_tokens keeps ids away. */
 static void check_drawable(api_fields *fields, const api_model *model, const api_request *request) {
     const proto_generation *g = &request->generation;
-    const uint32_t vocabulary =
-        g->vocab_limit < model->vocab_size ? g->vocab_limit : model->vocab_size;
-    uint32_t gone = 0;
+    const uint32_t vocabulary = vocabulary_of(model, request);
+    uint32_t banned = 0;
     if (fields->failure->http_status != 0) return;
-    for (uint32_t i = 0; i < g->bias_count; i++) {
-        gone += (uint32_t)request->biases.ids[i] < vocabulary && is_disallowed_at(request, i);
-    }
     for (uint32_t i = 0; i < g->banned_id_count; i++) {
         const int32_t id = g->stop_ids[i];
-        gone += (uint32_t)id < vocabulary && !is_disallowed(request, id);
+        banned += (uint32_t)id < vocabulary && !is_disallowed(request, id);
     }
-    if (gone >= vocabulary)
+    if (banned >= api_drawable_count(model, request))
         (void)api_fail(fields->failure, 400, API_ERROR_GENERATE,
                        "custom_params.token_ids leaves no token that can be drawn.");
 }

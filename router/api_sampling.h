@@ -59,6 +59,9 @@ void api_sampling_read(api_fields *fields, const api_model *model, api_request *
                        api_sampling *sampling);
 /* A field that names a filter rule; *filter keeps its value without one. */
 void api_filter_read(api_fields *fields, size_t field, uint32_t *filter);
+/* How many ids can be drawn: those below the tokenizer's and the model's vocabulary, without those
+ * that a processor disallows. */
+uint32_t api_drawable_count(const api_model *model, const api_request *request);
 /* Decides max_new_tokens from the prompt's length, or refuses what does not fit the context;
  * min_new_tokens with it. */
 void api_sampling_fit_context(const api_model *model, const api_sampling *sampling,

@@ -365,6 +365,38 @@ static void test_other_processors(void **state) {
     }
 }
 
+/* They are in no support: without them it may fit the cap, which is 318 of 320 ids here. */
+static void test_admission_without_the_disallowed(void **state) {
+    static const struct {
+        const char *ids, *params;
+        bool is_refused;
+    } CASES[] = {
+        {"", "", true},
+        {"5", "", true}, /* 319 are left */
+        {"5,5", "", true},
+        {"5,400", "", true}, /* above the tokenizer's vocabulary nothing is drawn anyway */
+        {"5,7", "", false},
+        {"0,319", "", false},
+        {"5", ",\"top_k\":319", true},
+        {"5", ",\"top_k\":318", false},
+        {"5", ",\"logit_bias\":{\"7\":-1e38}", true},
+    };
+    api_fixture *f = *state;
+    f->settings.mask_max_tokens = 318;
+    for (size_t i = 0; i < BT_ARRAY_COUNT(CASES); i++) {
+        char body[700];
+        snprintf(body, sizeof(body),
+                 "{\"input_ids\":[1],\"return_sampling_mask\":true," PROCESSOR
+                 ",\"sampling_params\":{\"custom_params\":{\"token_ids\":[%s]}%s}}",
+                 CASES[i].ids, CASES[i].params);
+        const bool is_accepted = api_fixture_ask(f, API_GENERATE, body);
+        if (is_accepted == CASES[i].is_refused) fail_msg("%s", body);
+        if (is_accepted) api_fixture_abort(f);
+        if (is_accepted || i == 0) continue;
+        assert_non_null(strstr(api_fixture_body(f), "without one all 319 ids are in the support"));
+    }
+}
+
 /* As many as a request may have; and never all of them. */
 static void test_how_many_are_disallowed(void **state) {
     enum { ID_BYTES = 8 };
@@ -598,6 +630,7 @@ int main(void) {
         CASE(test_pickles),
         CASE(test_disallowed_tokens),
         CASE(test_other_processors),
+        CASE(test_admission_without_the_disallowed),
         CASE(test_how_many_are_disallowed),
         CASE(test_overflow_aborts),
         CASE(test_overflow_keeps_what_there_is),

@@ -36,6 +36,35 @@ void api_batch_fini(api_batch *batch) {
     memset(batch, 0, sizeof(*batch));
 }
 
+static uint64_t list_bytes(const token_list *list) {
+    return (uint64_t)list->capacity * sizeof(*list->ids);
+}
+
+static uint64_t stop_bytes(const api_request *request) {
+    if (request->borrows_stops || request->stops == NULL) return 0;
+    uint64_t bytes = stop_set_bytes(request->stops);
+    for (uint32_t i = 0; i < request->stop_count; i++) {
+        bytes += sizeof(char *) + sizeof(size_t) + request->stop_bytes[i] + 1;
+    }
+    return bytes;
+}
+
+static uint64_t request_bytes(const api_request *request) {
+    const api_echo *echo = &request->echo;
+    uint64_t bytes = list_bytes(&request->prompt) + list_bytes(&request->biases) +
+                     list_bytes(&request->logprob_ids) + list_bytes(&request->logprob_order);
+    if (echo->starts != NULL) bytes += (uint64_t)request->prompt.count * sizeof(*echo->starts);
+    return bytes + echo->bytes + stop_bytes(request);
+}
+
+uint64_t api_batch_bytes(const api_batch *batch) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        bytes += request_bytes(&batch->items[i]);
+    }
+    return bytes;
+}
+
 static bool fail_too_long(const api_reader *reader, uint64_t tokens, bool is_more) {
     return api_fail(reader->failure, 400, API_ERROR_GENERATE,
                     "The input (%s%llu tokens) is longer than the model's context length (%u "

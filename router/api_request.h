@@ -137,6 +137,9 @@ typedef struct api_body {
 BT_MUST_CHECK bool api_batch_read(const api_body *body, const api_settings *settings,
                                   const api_model *model, api_batch *out, api_failure *failure_out);
 void api_batch_fini(api_batch *batch);
+/* Memory that what was read of the body takes as long as the batch lives: prompts and the other
+ * words of the attempts, stop strings with their search, echoes. */
+uint64_t api_batch_bytes(const api_batch *batch);
 /* Rows of a sample that decode may send together (proto_reserve): no fewer frames than events. A
  * stop string ends a sample here, so where there are any decode draws as little as possible for
  * nothing. */

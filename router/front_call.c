@@ -323,25 +323,16 @@ static bool create_call(front_call *call) {
     return call->samples != NULL;
 }
 
-/* Bytes of the prompts, which stay as long as the call. */
-static uint64_t prompt_bytes(const api_batch *batch) {
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < batch->count; i++) {
-        bytes += (uint64_t)batch->items[i].prompt.capacity * sizeof(int32_t);
-    }
-    return bytes;
-}
-
 static void start_call(front_call *call) {
     front *f = call->thread->front;
     const api_batch *batch = &call->job.batch;
-    const uint64_t bytes = prompt_bytes(batch);
+    const uint64_t bytes = api_batch_bytes(batch);
     if (!take_flows(call, batch->count)) {
         answer_busy(call, TOO_MANY);
         return;
     }
     if (!budget_take(f->options.http.body_budget, bytes)) {
-        answer_busy(call, "the prompts being served need more than --body-memory");
+        answer_busy(call, "the requests being served need more than --body-memory");
         return;
     }
     call->held_bytes = bytes;

@@ -83,7 +83,7 @@ static const bt_option OPTIONS[] = {
     {"body-bytes-max", BT_OPTION_BYTES, "512M", .min = 1, .max = 1ull << 40,
      .help = "largest request body; beyond it 413", AT(body_bytes_max)},
     {"body-memory", BT_OPTION_BYTES, "1G", .min = 1, .max = 1ull << 44,
-     .help = "memory for all request bodies and for the prompts of what runs; beyond it 503",
+     .help = "memory for all request bodies and for what was read of those that run; beyond it 503",
      AT(body_memory)},
     {"reply-memory", BT_OPTION_BYTES, "1G", .min = 1, .max = 1ull << 44,
      .help = "memory for the rows of replies; beyond it they go to a temporary file",

@@ -27,6 +27,7 @@ struct stop_set {
     uint32_t node_count;
     stop_string *strings; /* into text */
     char *text;
+    size_t bytes; /* of all this */
 };
 
 static uint32_t find_child(const stop_set *set, uint32_t node, uint8_t byte) {
@@ -92,6 +93,8 @@ static bt_status copy_strings(stop_set *set, const stop_string *strings, size_t 
     set->nodes = bt_calloc(bytes + 1, sizeof *set->nodes);
     if (set->strings == NULL || set->text == NULL || set->nodes == NULL)
         return BT_ERR_WORKER_MEMORY;
+    set->bytes =
+        sizeof *set + (count + 1) * sizeof *set->strings + (bytes + 1) * (1 + sizeof *set->nodes);
     char *to = set->text;
     for (size_t i = 0; i < count; i++) {
         if (strings[i].bytes > 0) memcpy(to, strings[i].text, strings[i].bytes);
@@ -134,6 +137,10 @@ void stop_set_destroy(stop_set *set) {
     bt_free(set->strings);
     bt_free(set->text);
     bt_free(set);
+}
+
+size_t stop_set_bytes(const stop_set *set) {
+    return set->bytes;
 }
 
 void stop_matcher_init(stop_matcher *matcher, const stop_set *set, bool keeps_match) {

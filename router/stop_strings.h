@@ -29,6 +29,8 @@ typedef struct stop_set stop_set;
  * or of empty ones, is fine and never matches. */
 BT_MUST_CHECK bt_status stop_set_create(const stop_string *strings, size_t count, stop_set **out);
 void stop_set_destroy(stop_set *set);
+/* Memory that it holds. */
+size_t stop_set_bytes(const stop_set *set);
 
 typedef struct stop_matcher {
     const stop_set *set;

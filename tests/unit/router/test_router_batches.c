@@ -125,8 +125,8 @@ static void test_batches_beside_others(void **state) {
                   "HTTP/1.1 200 ", "\"id\":\"b_1\"");
 }
 
-/* The prompts of what runs are charged as its body was, and given back at its end. */
-static void test_prompts_take_memory(void **state) {
+/* What was read of a body is charged as the body was, and given back at its end. */
+static void test_what_was_read_takes_memory(void **state) {
     router_fixture *f = *state;
     char text[1500], body[1600];
     fixture_join_workers(f);
@@ -136,11 +136,16 @@ static void test_prompts_take_memory(void **state) {
         answer_expect(client_post(f, "/generate", body), "HTTP/1.1 503 ",
                       "need more than --body-memory");
     }
-    for (int i = 0; i < 10; i++) {
-        answer_expect(
-            client_post(f, "/generate",
-                        "{\"text\":[\"a\",\"b\"],\"sampling_params\":{\"max_new_tokens\":1}}"),
-            "HTTP/1.1 200 ", "\"length\":1");
+    /* Stop strings take much more than their text, but are kept once. */
+    for (int i = 0; i < 20; i++) {
+        const bool is_long = i % 2 == 1;
+        snprintf(body, sizeof(body),
+                 "{\"text\":[\"a\",\"b\"],\"sampling_params\":{\"max_new_tokens\":1,"
+                 "\"stop\":\"%.*s\"}}",
+                 is_long ? 200 : 50, text);
+        answer_expect(client_post(f, "/generate", body),
+                      is_long ? "HTTP/1.1 503 " : "HTTP/1.1 200 ",
+                      is_long ? "need more than --body-memory" : "\"length\":1");
     }
     fixture_wait_for(fixture_has_open, f, 0);
 }
@@ -151,8 +156,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         CASE(test_many_batches),
         CASE(test_batches_beside_others),
-        cmocka_unit_test_setup_teardown(test_prompts_take_memory, fixture_set_up_with_little_memory,
-                                        fixture_tear_down),
+        cmocka_unit_test_setup_teardown(test_what_was_read_takes_memory,
+                                        fixture_set_up_with_little_memory, fixture_tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,9 @@
 #include "base/mem.h"
 #include "decode/decode_internal.h"
 
-enum { QUEUE_ROWS_MIN = 2 }; /* at the cap, that fit in any case */
+/* At the cap, that fit in any case: one that is queued, and, before that is sent, one of the step
+ * that runs and one of the next. */
+enum { QUEUE_ROWS_MIN = 3 };
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
@@ -90,15 +92,22 @@ static bool has_stream(const decode_sample *s) {
     return false;
 }
 
-/* Rows wait for each other only while more are on their way and the queue is less than half
- * full. */
+/* Queued rows may wait up to here: half the queue, and no more than leaves room for the row of the
+ * step that runs and of the next one, so that nobody is parked for rows that only wait. */
+static size_t waiting_bytes_max(const decode_core *core, const proto_generation *g) {
+    const size_t most = queue_bytes_max(core, g);
+    const size_t two_rows = 2 * row_bytes_max(core, g);
+    return most - two_rows < most / 2 ? most - two_rows : most / 2;
+}
+
+/* Rows wait for each other only while more are on their way and there is room enough. */
 static bool is_due(const decode_core *core, decode_sample *s) {
     const uint32_t pushed = row_queue_pushed(s->queue);
     const uint32_t taken = row_queue_taken(s->queue);
     if (s->state != DECODE_RUNNING || s->lacks_room) return true;
     if (taken > s->due_rows) s->due_rows = taken;
     if (s->due_rows == 0 || pushed - s->due_rows >= s->attempt->emission_rows ||
-        row_queue_bytes(s->queue) >= queue_bytes_max(core, &s->attempt->generation) / 2)
+        row_queue_bytes(s->queue) >= waiting_bytes_max(core, &s->attempt->generation))
         s->due_rows = pushed;
     return taken < s->due_rows;
 }

@@ -536,10 +536,10 @@ static void a_slow_reader_keeps_its_request(void **state) {
 
 static void a_blocked_connection_parks_and_goes_on_in_large_frames(void **state) {
     (void)state;
-    /* The cap makes the queue's bound two rows of 320 KiB, more than a frame; the rows are small.
+    /* The cap makes the queue's bound three rows of 200 KiB, more than a frame; the rows are small.
      */
     world *w = world_create(&(world_options){
-        .support_max = 64, .cap = 40000, .context_tokens = 4096, .decode_pages = 512});
+        .support_max = 64, .cap = 25000, .context_tokens = 4096, .decode_pages = 512});
     world_register(w);
     const proto_generation g = world_generation(2000, SAMPLER_MASK_SUPPORT);
     w->decode.is_stream_blocked = true;
@@ -568,7 +568,7 @@ static void a_blocked_connection_parks_and_goes_on_in_large_frames(void **state)
  * what its queue may hold, at caps below and far above its rows; and all of them come back. */
 static void rows_that_nobody_takes_are_bounded(void **state) {
     (void)state;
-    static const uint32_t caps[] = {64, 3000, 40000};
+    static const uint32_t caps[] = {64, 3000, 25000};
     for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
         enum { SAMPLES = 4 };
         world *w = world_create(&(world_options){.support_max = 64,
@@ -580,7 +580,7 @@ static void rows_that_nobody_takes_are_bounded(void **state) {
                                                  .emission_rows = 50});
         const size_t row =
             row_record_bytes((row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = caps[i]});
-        const size_t queue = 2 * row > DECODE_QUEUE_BYTES ? 2 * row : DECODE_QUEUE_BYTES;
+        const size_t queue = 3 * row > DECODE_QUEUE_BYTES ? 3 * row : DECODE_QUEUE_BYTES;
         const proto_generation g = world_generation(2000, SAMPLER_MASK_SUPPORT);
         proto_attempt attempts[SAMPLES];
         world_register(w);

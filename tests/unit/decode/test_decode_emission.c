@@ -65,6 +65,36 @@ static void many_bytes_do_not_wait(void **state) {
     world_destroy(w);
 }
 
+/* Samples that are in a step at different times, and rows as wide as the cap allows: with the
+ * smallest queue that there is, nobody is left out of a step while the connection takes all. */
+static void nobody_is_parked_while_rows_can_go(void **state) {
+    (void)state;
+    enum { SAMPLES = 3, LENGTH = 100 };
+    uint64_t steps[2];
+    for (size_t i = 0; i < 2; i++) {
+        world *w = world_create(&(world_options){.support_max = 64,
+                                                 .cap = 64,
+                                                 .context_tokens = 4096,
+                                                 .decode_pages = 256,
+                                                 .emission_rows = 50,
+                                                 .queue_bytes = i == 0 ? 1024 * 1024 : 1});
+        const proto_generation g = world_generation(LENGTH, SAMPLER_MASK_SUPPORT);
+        proto_attempt attempts[SAMPLES];
+        world_register(w);
+        for (uint32_t k = 0; k < SAMPLES; k++)
+            attempts[k] = world_start(w, PROMPT + k, &g, UINT64_MAX);
+        world_settle(w);
+        for (uint32_t k = 0; k < SAMPLES; k++) {
+            world_read(w, attempts[k], &stream);
+            world_expect_rows(w, &stream, PROMPT + k, &g, LENGTH);
+        }
+        steps[i] = world_decode_view(w).steps_total;
+        world_expect_empty(w);
+        world_destroy(w);
+    }
+    assert_int_equal(steps[1], steps[0]);
+}
+
 /* What was due when credit cut it is due when credit comes, though fewer rows are left of it. */
 static void credit_does_not_make_due_rows_wait_again(void **state) {
     (void)state;
@@ -91,6 +121,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frames_hold_as_many_rows_as_may_wait),
         cmocka_unit_test(many_bytes_do_not_wait),
+        cmocka_unit_test(nobody_is_parked_while_rows_can_go),
         cmocka_unit_test(credit_does_not_make_due_rows_wait_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -150,7 +150,7 @@ static void run_seed(uint64_t seed) {
         .pages = 2 + pick(&h, 14),
         .sequences_max = 1 + pick(&h, 8),
         .chunk_tokens = 1 + pick(&h, 40),
-        .queue_bytes = pick(&h, 2) == 0 ? 1 : 0, /* two rows at the cap: parked all the time */
+        .queue_bytes = pick(&h, 2) == 0 ? 1 : 0, /* three rows at the cap: parked often */
     };
     h.r = rig_create(&options);
     h.r->is_compute_held = true;

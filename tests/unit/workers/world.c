@@ -113,6 +113,7 @@ static void create_decode(world *w) {
         .vocab_size = WORLD_VOCAB,
         .context_tokens = w->options.context_tokens,
         .sequences_max = w->options.sequences_max,
+        .queue_bytes = w->options.queue_bytes,
         .chunk_bytes_max = w->options.chunk_bytes_max,
         .ops = {.send = on_send,
                 .can_stream = on_can_stream,

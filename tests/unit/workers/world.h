@@ -38,6 +38,7 @@ typedef struct world_options {
     bool has_prefix_cache;
     uint64_t weights_version; /* of the router's welcome */
     uint32_t emission_rows;   /* of every reservation */
+    size_t queue_bytes;       /* of decode's rows of a sample */
 } world_options;
 
 typedef struct world_sent {

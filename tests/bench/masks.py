@@ -21,6 +21,7 @@ from harness import Cluster, tiny_model  # noqa: E402
 
 BENCH = pathlib.Path(os.environ.get("BATON_BENCH_BIN", "build/bench"))
 PROMPT_TOKENS = 16
+LENGTHS = 8  # replies of each connection, before lengths are used again
 # Of tokens with so many bytes the bytes tell how many there were, finer than complete replies do; below, the text and
 # how many tokens an event has make a difference.
 BYTES_COUNT = 4000
@@ -52,7 +53,7 @@ def parse():
     parser.add_argument("--formats", type=words, default=["json", "packed", "safetensors"])
     parser.add_argument("--replies", type=words, default=["whole", "stream"])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
-    parser.add_argument("--tokens", type=int, default=0, help="of a reply; 0: 128, and 32 of the widest rows")
+    parser.add_argument("--tokens", type=int, default=0, help="of a reply on average; 0: 128, and 32 of the widest rows")
     parser.add_argument("--warmup-ms", type=int, default=2200)
     parser.add_argument("--window-ms", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=1)
@@ -74,7 +75,7 @@ class Row:
     mode: str  # off, selected, support
     width: int  # 0 with masks off
     format: str  # json, packed, safetensors; "" with masks off
-    tokens: int  # of each reply
+    tokens: int  # of a reply, on average
 
     def title(self):
         if self.mode == "off":
@@ -164,18 +165,25 @@ def request_of(row, prompt, tokens):
     return {"input_ids": prompt, "sampling_params": sampling, **row.body()}
 
 
+def lengths_of(row, connections):
+    """Tokens of each reply: first one for each connection, spread evenly, so that replies end all the time from the
+    beginning; then between half and one and a half times what they have on average, in pairs that have it exactly.
+    Replies of one length would end together before long, and what ends in a window would be a matter of its phase."""
+    draw = random.Random(2)
+    lengths = [1 + number * row.tokens // connections for number in range(connections)]
+    for _ in range(LENGTHS * connections // 2):
+        more = draw.randint(0, row.tokens // 2)
+        lengths += [row.tokens + more, row.tokens - more]
+    return lengths
+
+
 def write_bodies(options, row, path):
-    """First as many as there are connections, their lengths spread evenly, so that replies end all the time; then
-    whole ones. A stream that begins in the middle is as good as one that began before: it counts for a whole one."""
     draw = random.Random(1)
     connections = connections_of(options)
     with open(path, "w", encoding="ascii") as file:
-        for number in range(2 * connections):
-            is_first = number < connections
-            tokens = 1 + number * row.tokens // connections if is_first else row.tokens
+        for tokens in lengths_of(row, connections):
             prompt = [draw.randrange(200) for _ in range(PROMPT_TOKENS)]
-            counted = row.tokens if row.reply == "stream" else tokens
-            file.write(f"{counted}\t{json.dumps(request_of(row, prompt, tokens), separators=(',', ':'))}\n")
+            file.write(f"{tokens}\t{json.dumps(request_of(row, prompt, tokens), separators=(',', ':'))}\n")
     return connections
 
 

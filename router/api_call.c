@@ -513,15 +513,15 @@ static void drop_finishes(api_call *call, const api_item *item) {
     }
 }
 
-/* Once events of the item went out they are complete; what comes again after a retry was told
- * before. */
+/* What comes again after a retry is taken in place of what was there; but not once events of the
+ * item went out or a sample is over, which had them complete. */
 void api_call_on_prompt_logprobs(api_call *call, uint32_t index,
                                  const dispatch_prompt_logprobs *logprobs) {
     BT_ASSERT(index < call->batch.count);
     api_item *item = &call->items[index];
     const bool is_pending =
         call->state == API_CALL_WAITING || (call->state == API_CALL_STREAMING && !item->has_begun);
-    if (!is_pending) return;
+    if (!is_pending || api_item_keeps_prompt(call, item)) return;
     bt_status status = prompt_logprobs_take(&item->prompt, logprobs);
     if (status != BT_OK) {
         drop_finishes(call, item);

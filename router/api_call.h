@@ -192,6 +192,9 @@ void api_call_on_rows(api_call *call, uint32_t item, const dispatch_rows *rows);
 /* Entries for prompt positions, as dispatch tells them. */
 void api_call_on_prompt_logprobs(api_call *call, uint32_t item,
                                  const dispatch_prompt_logprobs *logprobs);
+/* The item is tried again, which a stream never is: what came of its samples that have not ended is
+ * dropped, and comes again from the first row. */
+void api_call_on_restart(api_call *call, uint32_t item);
 /* Exactly one per sample, and then the end of the item. A sample that was told no end ends as the
  * item does. */
 void api_call_on_sample_end(api_call *call, uint32_t item, uint32_t sample,

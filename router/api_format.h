@@ -108,6 +108,8 @@ static inline bool api_sample_is_failed(const api_sample *s) {
     const api_finish *finish = &s->finish;
     return finish->kind == API_FINISH_ABORT && finish->http_status != 0 && !finish->is_kept;
 }
+/* The prompt's log-probabilities are there, and a sample is over with them. */
+bool api_item_keeps_prompt(const api_call *call, const api_item *item);
 /* All samples are over, and all of them failed. */
 bool api_samples_are_failed(const api_call *call);
 bool api_samples_are_over(api_call *call);

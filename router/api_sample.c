@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "proto/row_stream.h"
 #include "router/api_format.h"
 #include "router/http_status.h"
@@ -177,6 +178,36 @@ bt_status api_sample_take_rows(api_call *call, api_sample *s, const dispatch_row
         want_cancel(call, s);
     }
     return status;
+}
+
+/* ---- a new try ------------------------------------------------------------------------------- */
+
+/* A sample that was ended here stands: the backend is being told, and what comes of it again would
+ * be dropped. */
+void api_call_on_restart(api_call *call, uint32_t index) {
+    BT_ASSERT(index < call->batch.count);
+    api_item *item = &call->items[index];
+    BT_ASSERT(!item->has_ended);
+    BT_ASSERT(!call->request->streams);
+    if (call->state != API_CALL_WAITING) return; /* all samples are over */
+    item->has_tokens = false;
+    for (uint32_t i = item->first_sample; i < item->first_sample + item->sample_count; i++) {
+        api_sample *s = &call->samples[i];
+        if (!s->has_ended && !api_sample_is_over(s)) {
+            api_sample_fini(s);
+            *s = (api_sample){0};
+            api_sample_init(call, i, index);
+        }
+        item->has_tokens = item->has_tokens || s->generation.count > 0;
+    }
+}
+
+bool api_item_keeps_prompt(const api_call *call, const api_item *item) {
+    if (!item->prompt.is_wanted || !prompt_logprobs_is_complete(&item->prompt)) return false;
+    for (uint32_t i = 0; i < item->sample_count; i++) {
+        if (api_sample_is_over(&call->samples[item->first_sample + i])) return true;
+    }
+    return false;
 }
 
 /* ---- all samples ----------------------------------------------------------------------------- */

@@ -167,6 +167,16 @@ static void on_prompt_logprobs(void *context, uint64_t request,
     hand_on(c, batch);
 }
 
+/* Behind the rows that it makes void. */
+static void on_restart(void *context, uint64_t request) {
+    static const uint8_t NOTHING[1];
+    control *c = context;
+    control_batch *batch = make_batch(c, (control_flow *)(uintptr_t)request, NOTHING, 0, NULL);
+    if (batch == NULL) return;
+    batch->kind = CONTROL_RESTART;
+    hand_on(c, batch);
+}
+
 static void end_sample(control *c, control_flow *flow, uint32_t index, const dispatch_end *end) {
     control_sample *s = &flow->samples[index];
     BT_ASSERT(!s->has_ended);
@@ -418,6 +428,7 @@ bt_status control_create(const control_options *options, bt_loop *loop, control 
                               .close = control_link_close,
                               .on_rows = on_rows,
                               .on_prompt_logprobs = on_prompt_logprobs,
+                              .on_restart = on_restart,
                               .on_sample_end = on_sample_end,
                               .on_end = on_end,
                               .on_ready_changed = on_ready_changed,

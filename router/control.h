@@ -23,6 +23,7 @@ typedef struct control_flow control_flow;
 typedef enum control_batch_kind {
     CONTROL_ROWS,            /* of one sample */
     CONTROL_PROMPT_LOGPROBS, /* entries of the prompt's log-probabilities */
+    CONTROL_RESTART,         /* the rows so far of the samples that have not ended are void */
     CONTROL_SAMPLE_END,      /* exactly one per sample */
     CONTROL_END,             /* the last thing */
 } control_batch_kind;

@@ -120,7 +120,6 @@ void dispatch_destroy(dispatch *d) {
         d->all_first = r->all_next;
         dispatch_stream_end(r);
         bt_free(r->samples);
-        bt_free(r->words);
         bt_free(r);
     }
     for (uint32_t i = 0; i < DISPATCH_WORKERS_MAX; i++)

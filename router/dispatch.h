@@ -5,8 +5,10 @@
  *
  * The way of one request: QUEUED -> (a pair is chosen: prefill with less than two steps of
  * such prompts queued, short or long) RESERVING -> RUNNING (RUN is with prefill, rows may come from
- * decode) -> ended. A failure that is the cluster's and not the client's, before any row of any
- * sample was handed on, is retried as a new attempt; after that it is an honest error.
+ * decode) -> ended. A failure that is the cluster's and not the client's is retried as a new
+ * attempt while nothing of the request was handed on, and after that where its owner can take back
+ * what it got (may_restart): the same seed draws the same rows again. Else, and after attempts_max
+ * tries, it is an honest error.
  *
  * A request has n samples of one prompt (proto/message.h), each with a row stream, credit and an
  * end of its own. A sample that fails by itself (its row overflows) or is cancelled does not end
@@ -45,13 +47,14 @@ typedef uint64_t dispatch_link;
 typedef struct dispatch_request {
     uint64_t id; /* the caller's name of the request, unique while it lives, never 0 */
     /* Words of the attempt (proto/message.h): the prompt's ids, then biases and ids asked for.
-     * [proto_words(&generation, prompt_tokens)], borrowed for the call. */
+     * [proto_words(&generation, prompt_tokens)], borrowed until on_end: every try sends them. */
     const int32_t *words;
     uint32_t prompt_tokens;
     proto_generation generation;
     /* true: the row stream's credit is granted only by dispatch_grant (a streaming reply); false:
      * it is never withheld (a reply that is sent when complete). */
     bool is_credited;
+    bool may_restart;       /* rows that were handed on can be taken back by on_restart */
     uint32_t emission_rows; /* of proto_reserve */
     uint32_t timeout_ms;    /* of the whole request; 0 = the option's default */
 } dispatch_request;
@@ -101,6 +104,9 @@ typedef struct dispatch_ops {
     void (*on_rows)(void *context, uint64_t request, const dispatch_rows *rows);
     void (*on_prompt_logprobs)(void *context, uint64_t request,
                                const dispatch_prompt_logprobs *logprobs);
+    /* Of a request that may_restart: it is tried again, and the rows of its samples that have not
+     * ended are void; they come again from the first one. Those of ended samples stand. */
+    void (*on_restart)(void *context, uint64_t request);
     /* Exactly one per sample, also when it never had a row, before the request's end. */
     void (*on_sample_end)(void *context, uint64_t request, uint32_t sample,
                           const dispatch_end *end);

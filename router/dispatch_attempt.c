@@ -187,6 +187,11 @@ bool dispatch_attempt_is_worth_a_retry(bt_status status) {
     return false;
 }
 
+bool dispatch_attempt_has_another_try(const dispatch *d, const request *r) {
+    return (r->rows_handed == 0 || r->may_restart) && r->samples_left > 0 &&
+           r->tries < d->options.attempts_max && d->now_us < r->deadline_us;
+}
+
 static void requeue(dispatch *d, request *r) {
     dispatch_request_set_state(d, r, REQUEST_QUEUED);
     dispatch_queue_insert(d, r);
@@ -199,10 +204,7 @@ void dispatch_attempt_fail(dispatch *d, request *r, bt_status status, const char
     r->avoid_ids[LEG_PREFILL] = r->worker_ids[LEG_PREFILL];
     r->avoid_ids[LEG_DECODE] = r->worker_ids[LEG_DECODE];
     dispatch_attempt_drop(d, r, over_there);
-    const bool is_over = r->rows_handed > 0 || r->samples_left == 0 ||
-                         r->tries >= d->options.attempts_max || d->now_us >= r->deadline_us ||
-                         !dispatch_attempt_is_worth_a_retry(status);
-    if (is_over) {
+    if (!dispatch_attempt_has_another_try(d, r) || !dispatch_attempt_is_worth_a_retry(status)) {
         dispatch_request_end_with(d, r, http_status_blame(status), "%s", kept);
         return;
     }
@@ -210,6 +212,7 @@ void dispatch_attempt_fail(dispatch *d, request *r, bt_status status, const char
     d->retries_total++;
     r->last_status = status;
     memcpy(r->last_text, kept, sizeof kept);
+    dispatch_stream_take_back(d, r);
     requeue(d, r);
 }
 

@@ -90,7 +90,7 @@ typedef struct pair {
 /*              choose                RESERVATION ok           first row bytes        finish
  *   QUEUED ---------------> RESERVING --------------> RUNNING ---------------> STREAMING ---->
  * ENDED ^        (max_new_tokens 0: RUN at once) -------^  |                          |
- *     +-- full, retry --------------'--------------------'  retry, no row yet ------'
+ *     +-- full, retry --------------'--------------------'  retry (may_restart) ----'
  * Every state ends by dispatch_request_end (answer, error, cancel, deadline). */
 typedef enum request_state {
     REQUEST_QUEUED,    /* in the queue; deadline: the request's */
@@ -125,10 +125,10 @@ struct request {
     uint64_t id;
     uint64_t order; /* of submission */
     request_state state;
-    int32_t *words; /* [proto_words], until rows were handed on */
+    const int32_t *words; /* [proto_words], borrowed */
     uint32_t prompt_tokens;
     proto_generation generation;
-    bool is_credited;
+    bool is_credited, may_restart;
     uint32_t emission_rows;
     uint64_t submitted_us, deadline_us;
     request *all_prev, *all_next;     /* every live request */
@@ -156,7 +156,7 @@ struct request {
     /* the streams */
     request_sample *samples; /* [generation.samples] */
     uint32_t samples_left;   /* that have not ended */
-    uint32_t rows_handed;    /* of all */
+    uint32_t rows_handed;    /* of all, and not taken back */
     uint32_t cached_tokens, cap_needed;
 };
 
@@ -273,6 +273,8 @@ void dispatch_attempt_on_prompt_complete(dispatch *d, request *r);
 void dispatch_attempt_violate(dispatch *d, request *r, const worker *from, const char *what);
 /* The cluster's fault and not the client's: another try may go better. */
 bool dispatch_attempt_is_worth_a_retry(bt_status status);
+/* It may be tried again whatever fails now. */
+bool dispatch_attempt_has_another_try(const dispatch *d, const request *r);
 void dispatch_attempt_on_worker_gone(dispatch *d, worker *w, bt_status status, const char *why);
 void dispatch_attempt_on_pair_broken(dispatch *d, worker *prefill, worker *decode,
                                      bt_status status);
@@ -323,5 +325,7 @@ void dispatch_stream_begin(dispatch *d, request *r);
 void dispatch_stream_on_chunk(dispatch *d, worker *from, const proto_message *message);
 void dispatch_stream_grant(dispatch *d, request *r, uint32_t index, uint64_t bytes);
 void dispatch_stream_end(request *r);
+/* Before another try: the owner forgets the rows of the samples that have not ended. */
+void dispatch_stream_take_back(dispatch *d, request *r);
 
 #endif

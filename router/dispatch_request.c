@@ -99,26 +99,23 @@ static bt_status check_submit(const dispatch *d, const dispatch_request *from, b
 bt_status dispatch_request_submit(dispatch *d, const dispatch_request *from, bt_error *error) {
     const bt_status status = check_submit(d, from, error);
     if (status != BT_OK) return status;
-    const size_t bytes = sizeof(int32_t) * proto_words(&from->generation, from->prompt_tokens);
     request *r = bt_calloc(1, sizeof *r);
-    int32_t *words = bt_malloc(bytes);
     request_sample *samples = bt_calloc(from->generation.samples, sizeof *samples);
-    if (r == NULL || words == NULL || samples == NULL) {
+    if (r == NULL || samples == NULL) {
         bt_free(r);
-        bt_free(words);
         bt_free(samples);
         return bt_fail(error, BT_ERR_WORKER_MEMORY, "the router is out of memory");
     }
-    memcpy(words, from->words, bytes);
     r->id = from->id;
     r->order = d->next_order++;
     r->state = REQUEST_QUEUED;
-    r->words = words;
+    r->words = from->words;
     r->samples = samples;
     r->samples_left = from->generation.samples;
     r->prompt_tokens = from->prompt_tokens;
     r->generation = from->generation;
     r->is_credited = from->is_credited;
+    r->may_restart = from->may_restart;
     r->emission_rows = from->emission_rows;
     r->submitted_us = d->now_us;
     const uint32_t timeout_ms =
@@ -149,7 +146,6 @@ static void unlist(dispatch *d, request *r) {
 
 static void free_request(request *r) {
     bt_free(r->samples);
-    bt_free(r->words);
     bt_free(r);
 }
 

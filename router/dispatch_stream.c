@@ -54,6 +54,21 @@ void dispatch_stream_end(request *r) {
         row_assembler_fini(&r->samples[i].rows);
 }
 
+void dispatch_stream_take_back(dispatch *d, request *r) {
+    const uint32_t before = r->rows_handed;
+    for (uint32_t i = 0; i < r->generation.samples; i++) {
+        request_sample *s = &r->samples[i];
+        if (s->has_ended) continue;
+        r->rows_handed -= s->rows_handed;
+        s->rows_handed = 0;
+    }
+    if (r->rows_handed == before) return;
+    BT_ASSERT(r->may_restart);
+    d->is_calling = true;
+    d->ops.on_restart(d->ops.context, r->id);
+    d->is_calling = false;
+}
+
 static const char no_memory[] = "the router has no memory for the row stream";
 static const char bad_row[] = "a row it must not send";
 
@@ -114,8 +129,6 @@ static const char *take_rows(dispatch *d, request *r, uint32_t index, const row_
         s->rows_handed += count;
         s->handed_bytes += run->count;
         r->rows_handed += count;
-        bt_free(r->words); /* no retry from here on */
-        r->words = NULL;
         const dispatch_rows rows = {.sample = index,
                                     .records = run->bytes,
                                     .bytes = run->count,
@@ -129,11 +142,13 @@ static const char *take_rows(dispatch *d, request *r, uint32_t index, const row_
     return NULL;
 }
 
-/* The cluster's failure, when it may still be tried again, is one of the whole attempt. */
+/* The cluster's failure, when it may still be tried again, is one of the whole attempt; as it is
+ * before any row. */
 static void fail(dispatch *d, request *r, const worker *from, const proto_chunk *chunk) {
     const bt_status status = (bt_status)chunk->status;
     const char *text = chunk->text[0] != '\0' ? chunk->text : bt_status_string(status);
-    if (r->rows_handed == 0 && dispatch_attempt_is_worth_a_retry(status)) {
+    const bool is_whole = r->rows_handed == 0 || dispatch_attempt_has_another_try(d, r);
+    if (is_whole && dispatch_attempt_is_worth_a_retry(status)) {
         dispatch_attempt_fail(d, r, status, text, r->samples_left == 1 ? from : NULL);
         return;
     }

@@ -274,6 +274,7 @@ static void fill_flow(front_call *call, uint32_t item, control_sample *samples) 
         .prompt_tokens = request->prompt.count,
         .generation = request->generation,
         .is_credited = request->streams,
+        .may_restart = !request->streams,
         .emission_rows = api_request_emission_rows(request),
     };
 }
@@ -398,6 +399,7 @@ static void take_batch(front_flow *flow, const control_batch *batch) {
     case CONTROL_PROMPT_LOGPROBS:
         api_call_on_prompt_logprobs(&call->call, flow->item, &logprobs);
         break;
+    case CONTROL_RESTART: api_call_on_restart(&call->call, flow->item); break;
     case CONTROL_SAMPLE_END:
         flow->flow.samples[batch->sample].is_told = true;
         api_call_on_sample_end(&call->call, flow->item, batch->sample, batch->end);

@@ -97,6 +97,12 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
     BT_ASSERT(bytes == 0);
 }
 
+static void on_restart(void *context, uint64_t request) {
+    const history *h = context;
+    BT_ASSERT(h->is_live[request - 1]);
+    BT_ASSERT(((request - 1) & 2) != 0);
+}
+
 static void on_prompt_logprobs(void *context, uint64_t request,
                                const dispatch_prompt_logprobs *logprobs) {
     history *h = context;
@@ -298,6 +304,7 @@ static void submit(history *h) {
         .prompt_tokens = take(h),
         .generation = generation_of(which),
         .is_credited = which & 1,
+        .may_restart = (which & 2) != 0,
         .timeout_ms = take(h) * 100u,
     };
     request.generation.max_new_tokens = take(h);
@@ -357,6 +364,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
                               .close = on_close,
                               .on_rows = on_rows,
                               .on_prompt_logprobs = on_prompt_logprobs,
+                              .on_restart = on_restart,
                               .on_sample_end = on_sample_end,
                               .on_end = on_end,
                               .on_ready_changed = on_ready_changed,

@@ -260,13 +260,14 @@ class Cluster:
 _tiny = {}
 
 
-def tiny_model(family="qwen3", gguf=False):
+def tiny_model(family="qwen3", gguf=False, context=None):
     """A generated model of a few thousand weights, made once per run."""
-    key = (family, gguf)
+    key = (family, gguf, context)
     if key not in _tiny:
         folder = tempfile.mkdtemp(prefix=f"baton-tiny-{family}.")
         atexit.register(lambda: subprocess.run(["rm", "-rf", folder], check=False))
         command = [str(TEST_BIN / "tiny-model"), family, folder] + (["--gguf"] if gguf else [])
+        command += ["--context", str(context)] if context else []
         _tiny[key] = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     return _tiny[key] or folder
 

@@ -510,6 +510,8 @@ def check_survivor(partial, request, expected, number):
     """The base's reply, or an honest error behind a beginning of it. True for the reply."""
     what = f"request {number} beside a kill"
     check(partial.error is None, f"{what}: cut off without a word: {partial.error!r}")
+    if not request["stream"]:
+        equal(partial.status, 200, f"{what}: what nobody has read yet is drawn again")
     if partial.status != 200:
         check(partial.status >= 400, f"{what}: status {partial.status}")
         check(json.loads(partial.body)["error"]["message"], f"{what}: {partial.body[:200]!r}")

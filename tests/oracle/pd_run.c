@@ -114,6 +114,7 @@ typedef struct result {
     bool has_ended;
     page_of_text prompt;
     sample_result *samples; /* [the case's samples] */
+    int32_t *words;         /* of the request */
 } result;
 
 typedef struct router {
@@ -346,7 +347,7 @@ static void submit(router *r, uint32_t index) {
     const bt_status status = words == NULL
                                  ? BT_ERR_WORKER_MEMORY
                                  : dispatch_submit(r->dispatch, &request, now_us(), &error);
-    bt_free(words);
+    r->results[index].words = words;
     if (status == BT_OK) return;
     (void)fprintf(stderr, "baton-pd-run: case %s: %s\n", c->name, error.text);
     r->is_failed = true;
@@ -443,6 +444,7 @@ static void close_result(const oracle_case *c, result *of, bool is_printed) {
     for (uint32_t i = 0; of->samples != NULL && i < c->samples; i++)
         close_page(&of->samples[i].page, is_printed);
     bt_free(of->samples);
+    bt_free(of->words);
 }
 
 static bt_status set_up(router *r, bt_error *error) {

@@ -226,6 +226,7 @@ void sim_client_add(sim *s, uint64_t at_us, bool is_probe);
 void sim_client_on_rows(sim *s, uint64_t request, const dispatch_rows *rows);
 void sim_client_on_prompt_logprobs(sim *s, uint64_t request,
                                    const dispatch_prompt_logprobs *logprobs);
+void sim_client_on_restart(sim *s, uint64_t request);
 void sim_client_on_sample_end(sim *s, uint64_t request, uint32_t sample, const dispatch_end *end);
 void sim_client_on_end(sim *s, uint64_t request, const dispatch_end *end);
 void sim_clients_on_router_lost(sim *s);
@@ -239,7 +240,7 @@ typedef struct sim_tally {
     uint64_t clients, ok, overflow, cancelled, deadline, peer, no_worker, other, refused, lost;
     uint64_t rows, retries, late, events, crashes, losses, freezes, drops, corruptions, stalls;
     uint64_t router_crashes, step_failures;
-    uint64_t samples, mixed, sample_cancels, logprobs, retractions, cached;
+    uint64_t samples, mixed, sample_cancels, logprobs, retractions, cached, restarts;
 } sim_tally;
 
 typedef struct sim_stall {

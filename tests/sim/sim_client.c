@@ -206,6 +206,7 @@ void sim_client_add(sim *s, uint64_t at_us, bool is_probe) {
     c->request.id = s->client_count;
     c->request.prompt_tokens = 1 + (uint32_t)sim_random(s, o->prompt_tokens_max);
     c->request.is_credited = sim_random(s, 2) == 0;
+    c->request.may_restart = c->request.id % 3 != 0;
     c->request.emission_rows = (uint32_t)(c->request.id % 60);
     c->is_slow = !is_probe && sim_chance(s, o->slow_reader_permille);
     if (!is_probe && sim_chance(s, o->short_timeout_permille)) {
@@ -320,6 +321,22 @@ void sim_client_on_rows(sim *s, uint64_t request, const dispatch_rows *rows) {
     if (c->is_slow && sim_random(s, 4) == 0) return;
     sim_after(s, sim_delay(s, c->is_slow ? 2 * SIM_SECOND : 1000), grant, request,
               (uint64_t)rows->sample << 48 | rows->bytes);
+}
+
+/* What is checked row by row begins again; ended samples stand. */
+void sim_client_on_restart(sim *s, uint64_t request) {
+    sim_client *c = &s->clients[request - 1];
+    uint32_t taken_back = 0;
+    assert_int_equal(c->state, CLIENT_WAITING);
+    assert_true(c->request.may_restart);
+    for (uint32_t i = 0; i < c->request.generation.samples; i++) {
+        sim_sample *of = &c->samples[i];
+        if (of->has_ended) continue;
+        taken_back += of->rows;
+        of->rows = 0;
+    }
+    assert_true(taken_back > 0);
+    s->tally.restarts++;
 }
 
 /* From the first one on; after a retry again. */

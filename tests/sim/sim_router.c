@@ -28,6 +28,10 @@ static void on_prompt_logprobs(void *context, uint64_t request,
     sim_client_on_prompt_logprobs(context, request, logprobs);
 }
 
+static void on_restart(void *context, uint64_t request) {
+    sim_client_on_restart(context, request);
+}
+
 static void on_sample_end(void *context, uint64_t request, uint32_t sample,
                           const dispatch_end *end) {
     sim_client_on_sample_end(context, request, sample, end);
@@ -72,6 +76,7 @@ void sim_router_start(sim *s) {
                               .close = on_close,
                               .on_rows = on_rows,
                               .on_prompt_logprobs = on_prompt_logprobs,
+                              .on_restart = on_restart,
                               .on_sample_end = on_sample_end,
                               .on_end = on_end,
                               .on_ready_changed = on_ready_changed,

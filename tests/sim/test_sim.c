@@ -50,6 +50,7 @@ static void print_tally(const sim_tally *t) {
         {"log-probabilities of prompts", t->logprobs},
         {"retractions", t->retractions},
         {"tokens from the prefix cache", t->cached},
+        {"restarts", t->restarts},
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
         print_message("%s %llu  ", lines[i].name, (unsigned long long)lines[i].value);
@@ -66,6 +67,7 @@ static void a_cluster_without_faults_answers_everything(void **state) {
     assert_int_equal(tally.ok + tally.overflow, tally.clients);
     assert_true(tally.ok > 40);
     assert_int_equal(tally.retries, 0);
+    assert_int_equal(tally.restarts, 0);
 }
 
 static void seeds_with_faults(void **state) {

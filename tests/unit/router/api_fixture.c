@@ -309,6 +309,10 @@ void api_fixture_item_prompt(api_fixture *f, uint32_t item, uint32_t first, cons
     free(copy);
 }
 
+void api_fixture_restart(api_fixture *f, uint32_t item) {
+    api_call_on_restart(&f->call, item);
+}
+
 /* ---- ends ------------------------------------------------------------------------------------ */
 
 static dispatch_end end_of(const api_fixture *f, const dispatch_end *end, uint32_t sample) {

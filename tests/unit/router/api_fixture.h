@@ -84,6 +84,8 @@ void api_fixture_prompt(api_fixture *f, uint32_t first, const float *entries, ui
 /* The same of any item of a batch. */
 void api_fixture_item_prompt(api_fixture *f, uint32_t item, uint32_t first, const float *entries,
                              uint32_t count);
+/* The item is tried again. */
+void api_fixture_restart(api_fixture *f, uint32_t item);
 /* The end of a sample, rows_total as they were given. */
 void api_fixture_sample_length(api_fixture *f, uint32_t sample);
 void api_fixture_sample_stop(api_fixture *f, uint32_t sample, int32_t matched);

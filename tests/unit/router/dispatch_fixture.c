@@ -34,12 +34,18 @@ static void on_close(void *context, dispatch_link link) {
     n->closed[n->closed_count++] = link;
 }
 
+static uint32_t *standing_rows(fake_network *n, uint64_t request, uint32_t sample) {
+    return &n->standing_rows[request % FAKE_ENDS_MAX][sample];
+}
+
 static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) {
     fake_network *n = context;
     assert_null(fake_end_of(n, request, false));
     assert_int_equal((uintptr_t)rows->records % 4, 0);
     assert_null(fake_sample_end_of(n, request, rows->sample, false));
     n->sample_rows[rows->sample] += rows->count;
+    if (rows->sample < FAKE_COUNTED_SAMPLES)
+        *standing_rows(n, request, rows->sample) += rows->count;
     n->rows_request = request;
     n->rows_calls++;
     n->rows_count += rows->count;
@@ -47,6 +53,19 @@ static void on_rows(void *context, uint64_t request, const dispatch_rows *rows) 
     assert_true(n->rows_bytes + rows->bytes <= sizeof n->rows);
     memcpy(n->rows + n->rows_bytes, rows->records, rows->bytes);
     n->rows_bytes += rows->bytes;
+}
+
+static void on_restart(void *context, uint64_t request) {
+    fake_network *n = context;
+    uint32_t taken_back = 0;
+    assert_null(fake_end_of(n, request, false));
+    for (uint32_t i = 0; i < FAKE_COUNTED_SAMPLES; i++) {
+        if (fake_sample_end_of(n, request, i, false) != NULL) continue;
+        taken_back += *standing_rows(n, request, i);
+        *standing_rows(n, request, i) = 0;
+    }
+    assert_true(taken_back > 0);
+    n->restarts++;
 }
 
 static void on_prompt_logprobs(void *context, uint64_t request,
@@ -67,6 +86,10 @@ static void on_sample_end(void *context, uint64_t request, uint32_t sample,
     assert_null(fake_end_of(n, request, false));
     assert_null(fake_sample_end_of(n, request, sample, false)); /* exactly once */
     assert_true(n->sample_end_count < FAKE_ENDS_MAX);
+    if (sample < FAKE_COUNTED_SAMPLES) {
+        assert_int_equal(end->rows_total, *standing_rows(n, request, sample));
+        *standing_rows(n, request, sample) = 0;
+    }
     n->sample_ends[n->sample_end_count++] =
         (fake_sample_end){.request = request, .sample = sample, .end = *end};
 }
@@ -116,6 +139,7 @@ fake_network *fake_network_create(const dispatch_options *options) {
                               .close = on_close,
                               .on_rows = on_rows,
                               .on_prompt_logprobs = on_prompt_logprobs,
+                              .on_restart = on_restart,
                               .on_sample_end = on_sample_end,
                               .on_end = on_end,
                               .on_ready_changed = on_ready_changed,

@@ -15,6 +15,7 @@ enum {
     FAKE_VOCAB = 1000,
     FAKE_ENDS_MAX = 4096,
     FAKE_SENT_MAX = 8192,
+    FAKE_COUNTED_SAMPLES = 4, /* of a request, whose rows are counted */
 };
 
 typedef struct fake_sent {
@@ -45,8 +46,11 @@ typedef struct fake_network {
     uint32_t end_count;
     fake_sample_end sample_ends[FAKE_ENDS_MAX];
     uint32_t sample_end_count;
-    uint32_t sample;                              /* what fake_chunk and its like say */
-    uint32_t sample_rows[PROTO_SAMPLES_MAX];      /* of all requests together */
+    uint32_t sample;                         /* what fake_chunk and its like say */
+    uint32_t sample_rows[PROTO_SAMPLES_MAX]; /* of all requests together */
+    uint32_t restarts;                       /* of on_restart */
+    /* What stands of each request's rows (by its id, modulo); every end is checked against it. */
+    uint32_t standing_rows[FAKE_ENDS_MAX][FAKE_COUNTED_SAMPLES];
     uint32_t positions_calls, positions_restarts; /* of on_prompt_logprobs */
     uint32_t next_position;                       /* after the last one */
     float logprobs[FAKE_VOCAB];                   /* by position, what was handed on */

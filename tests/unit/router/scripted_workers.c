@@ -39,7 +39,7 @@ typedef struct script_attempt {
     proto_attempt attempt;
     proto_generation generation;
     uint32_t prompt_tokens;
-    bool is_open, is_computed;
+    bool is_open, is_computed, stumbles;
     uint32_t words; /* of the prompt that decode has */
     uint32_t open_samples;
     script_sample samples[PROTO_SAMPLES_MAX];
@@ -62,6 +62,7 @@ struct scripted_workers {
     script_link links[2][2]; /* [role - 1][lane - 1] */
     uint32_t ids[2];
     script_attempt attempts[ATTEMPTS_MAX];
+    uint32_t stumbles[SCRIPT_STUMBLES_MAX]; /* attempts of each seed */
     pthread_mutex_t mutex;
     scripted_counts counts; /* under mutex */
     char refusal[PROTO_TEXT_MAX];
@@ -166,7 +167,9 @@ static void pump_sample(scripted_workers *w, script_attempt *a, uint32_t index) 
     script_sample *s = &a->samples[index];
     bool breaks = a->generation.seed == SCRIPT_BREAKS;
     bool is_wide = a->generation.seed == SCRIPT_OVERFLOWS_ONE && index == 1;
-    uint32_t total = is_wide ? 0 : breaks ? 2 : a->generation.max_new_tokens;
+    const bool stumbles = a->stumbles && index == 0;
+    uint32_t total = is_wide ? 0 : breaks || stumbles ? 2 : a->generation.max_new_tokens;
+    if (total > a->generation.max_new_tokens) total = a->generation.max_new_tokens;
     while (s->is_open) {
         uint8_t *payload = bt_malloc(PAYLOAD_MAX);
         assert_non_null(payload);
@@ -177,9 +180,10 @@ static void pump_sample(scripted_workers *w, script_attempt *a, uint32_t index) 
             payload = NULL;
             if (!is_last) return;
         }
-        bt_status status = is_wide  ? BT_ERR_REQUEST_OVERFLOW
-                           : breaks ? BT_ERR_REQUEST_CAPTURE
-                                    : BT_OK;
+        bt_status status = is_wide    ? BT_ERR_REQUEST_OVERFLOW
+                           : breaks   ? BT_ERR_REQUEST_CAPTURE
+                           : stumbles ? BT_ERR_WORKER_MEMORY
+                                      : BT_OK;
         proto_finish finish = !is_last          ? PROTO_FINISH_NONE
                               : status == BT_OK ? PROTO_FINISH_LENGTH
                                                 : PROTO_FINISH_ERROR;
@@ -216,6 +220,8 @@ static void on_reserve(scripted_workers *w, const proto_reserve *reserve) {
                           .prompt_tokens = reserve->prompt_tokens,
                           .open_samples = reserve->generation.samples,
                           .is_open = true};
+    const uint64_t stumbling = reserve->generation.seed - SCRIPT_STUMBLES;
+    if (stumbling < SCRIPT_STUMBLES_MAX) a->stumbles = w->stumbles[stumbling]++ % 2 == 0;
     for (uint32_t i = 0; i < reserve->generation.samples; i++) {
         a->samples[i] = (script_sample){.is_open = true, .credit = reserve->credit_bytes};
     }

@@ -9,6 +9,9 @@
  *   SCRIPT_OVERFLOWS      prefill finds a support that is larger than the cap
  *   SCRIPT_BREAKS         two rows, then an error of the capture
  *   SCRIPT_OVERFLOWS_ONE  sample 1 has no token: its support is larger than the cap
+ *   SCRIPT_STUMBLES + k   as any other seed in every second attempt of each k; in the first, third,
+ *                         ... sample 0 has two rows (or all, if they are fewer), and then decode
+ *                         fails; k < SCRIPT_STUMBLES_MAX
  *   SCRIPT_WIDE           as any other seed, but a support of top_k ids, up to SCRIPT_WIDEST */
 #ifndef BT_TESTS_UNIT_ROUTER_SCRIPTED_WORKERS_H
 #define BT_TESTS_UNIT_ROUTER_SCRIPTED_WORKERS_H
@@ -21,6 +24,8 @@ enum {
     SCRIPT_BREAKS = 1002,
     SCRIPT_OVERFLOWS_ONE = 1003,
     SCRIPT_WIDE = 1004,
+    SCRIPT_STUMBLES = 1100,
+    SCRIPT_STUMBLES_MAX = 100,
     SCRIPT_WIDEST = 4096,
     SCRIPT_VOCAB = 400,
     SCRIPT_CONTEXT = 1 << 20,

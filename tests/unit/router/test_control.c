@@ -45,7 +45,7 @@ typedef struct seen {
     uint64_t bytes[SAMPLES_MAX]; /* not yet granted */
     uint32_t next_position, logprob_batches;
     bool has_sample_ended[SAMPLES_MAX];
-    uint32_t ended_samples;
+    uint32_t ended_samples, restarts;
     bool has_ended, is_freed;
 } seen;
 
@@ -189,6 +189,12 @@ static seen *take_one(void) {
     switch (batch->kind) {
     case CONTROL_ROWS: take_rows(s, batch); break;
     case CONTROL_PROMPT_LOGPROBS: take_logprobs(s, batch); break;
+    case CONTROL_RESTART:
+        for (uint32_t i = 0; i < SAMPLES_MAX; i++) {
+            if (!s->has_sample_ended[i]) s->rows[i] = 0;
+        }
+        s->restarts++;
+        break;
     case CONTROL_SAMPLE_END:
         assert_false(s->has_sample_ended[batch->sample]);
         assert_ptr_equal(batch->end, &s->samples[batch->sample].end);
@@ -252,6 +258,26 @@ static void one_sample_may_fail(void **state) {
     assert_int_equal(s->rows[1], 0);
     assert_int_equal(s->rows[0] + s->rows[2], 200);
     assert_int_equal(s->flow.end.status, BT_OK);
+    release(s);
+    finish(&s, 1);
+}
+
+/* Behind the rows that are void, before those that come again. */
+static void a_restart_is_told_in_order(void **state) {
+    (void)state;
+    seen *s = begin("a", 40, 100, 3);
+    s->flow.request.generation.seed = SCRIPT_STUMBLES;
+    s->flow.request.may_restart = true;
+    control_submit(f.control, &s->flow);
+    take_all(s);
+    assert_int_equal(s->restarts, 1);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(s->rows[i], 100);
+        assert_int_equal(s->samples[i].end.rows_total, 100);
+    }
+    assert_int_equal(s->flow.end.status, BT_OK);
+    assert_int_equal(s->flow.end.attempts, 2);
+    assert_int_equal(budget_used(&f.control->in_flight), 0);
     release(s);
     finish(&s, 1);
 }
@@ -463,6 +489,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(samples_arrive_with_their_ends),
         TEST(one_sample_may_fail),
+        TEST(a_restart_is_told_in_order),
         TEST(credit_goes_to_its_sample),
         TEST(one_sample_may_be_cancelled),
         TEST(prompt_logprobs_come_alone_and_with_rows),

@@ -47,6 +47,7 @@ typedef struct history {
 typedef struct tally {
     uint64_t submitted, ok, cancelled, late_deadline, no_worker, peer;
     uint64_t retries, late, protocol_errors, rows, logprobs;
+    uint64_t restarts;
     uint64_t mixed; /* requests whose samples did not all end alike */
 } tally;
 
@@ -224,6 +225,7 @@ static void submit_some(history *h) {
     const uint64_t id = h->next_request++;
     fake_request(id, 1 + chance(h, 200), chance(h, 60), &request);
     request.is_credited = chance(h, 2) == 0;
+    request.may_restart = chance(h, 2) == 0;
     if (chance(h, 2) == 0) request.generation.samples = 1 + chance(h, SAMPLES_MAX);
     request.generation.wants_logprob = chance(h, 2);
     if (request.generation.wants_logprob && chance(h, 2) == 0) {
@@ -334,6 +336,7 @@ static void count_ends(const history *h) {
     total.protocol_errors += view.protocol_errors_total;
     total.rows += h->n->rows_count;
     total.logprobs += h->n->positions_calls;
+    total.restarts += h->n->restarts;
     count_mixed(h);
     for (uint32_t i = 0; i < h->n->end_count; i++) {
         const bt_status status = h->n->ends[i].end.status;
@@ -373,10 +376,10 @@ static void every_history_ends_well(void **state) {
         print_message("seed %llu\n", (unsigned long long)seed);
         run_seed(seed);
     }
-    const uint64_t seen[] = {total.submitted,       total.ok,        total.cancelled,
-                             total.late_deadline,   total.no_worker, total.peer,
-                             total.retries,         total.late,      total.rows,
-                             total.protocol_errors, total.logprobs,  total.mixed};
+    const uint64_t seen[] = {
+        total.submitted, total.ok,      total.cancelled, total.late_deadline, total.no_worker,
+        total.peer,      total.retries, total.late,      total.rows,          total.protocol_errors,
+        total.logprobs,  total.mixed,   total.restarts};
     for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
         print_message("%llu ", (unsigned long long)seen[i]);
         if (only_seed == 0) assert_true(seen[i] > 100);

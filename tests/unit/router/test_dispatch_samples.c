@@ -171,7 +171,6 @@ static void words_go_to_both_workers(void **state) {
     request.generation.wants_logprob = 1;
     request.generation.logprob_id_count = 3;
     assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
-    memset(words, 0, sizeof words); /* they were copied */
     const proto_message reserve = fake_expect(n, decode.control, PROTO_RESERVE);
     assert_int_equal(fake_count(n, decode.streams, PROTO_PROMPT), 0); /* not before it is granted */
     fake_reserve_reply(n, &decode, reserve.reserve.attempt, BT_OK);

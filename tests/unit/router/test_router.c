@@ -71,6 +71,92 @@ static void test_replies(void **state) {
     fixture_wait_for(fixture_has_open, f, 0);
 }
 
+/* Times are no part of a comparison: the digits behind `key`. */
+static void blank(char *answer, const char *key) {
+    for (char *at = answer; (at = strstr(at, key)) != NULL;) {
+        at += strlen(key);
+        char *end = at + strspn(at, "0123456789.e-");
+        memmove(at, end, strlen(end) + 1);
+    }
+}
+
+/* The body of the answer; each "@" of the question is the next seed. */
+static char *body_of(const router_fixture *f, const char *path, const char *question,
+                     unsigned first_seed) {
+    bt_text body;
+    bt_text_init(&body, 1 << 16);
+    for (const char *at = question; *at != 0; at++) {
+        if (*at == '@') {
+            bt_text_add_format(&body, "%u", first_seed++);
+        } else {
+            bt_text_add(&body, at, 1);
+        }
+    }
+    char *answer = client_post(f, path, body.bytes);
+    bt_text_fini(&body);
+    answer_has(answer, "HTTP/1.1 200 ");
+    char *from = strstr(answer, "\r\n\r\n");
+    assert_non_null(from);
+    memmove(answer, from, strlen(from) + 1);
+    blank(answer, "\"e2e_latency\":");
+    blank(answer, "\"response_sent_to_client_ts\":");
+    blank(answer, "\"created\":");
+    return answer;
+}
+
+/* A reply that is sent when complete is made again after decode failed in its middle, and nobody
+ * can tell: the answer is that of a cluster in which nothing failed. */
+static void test_a_failed_decode_is_not_seen(void **state) {
+    router_fixture *f = *state;
+    static const struct {
+        const char *path, *body;
+        unsigned requests;
+    } cases[] = {
+        {"/generate",
+         "{\"text\":\"a\",\"rid\":\"r\",\"return_sampling_mask\":true,\"return_logprob\":true,"
+         "\"logprob_start_len\":0,\"sampling_params\":{\"max_new_tokens\":9,\"top_k\":3,"
+         "\"sampling_seed\":@}}",
+         1},
+        {"/generate",
+         "{\"text\":\"a\",\"rid\":\"r\",\"return_sampling_mask\":true,\"sampling_params\":{\"n\":3,"
+         "\"max_new_tokens\":9,\"top_k\":3,\"sampling_seed\":@}}",
+         1},
+        {"/generate",
+         "{\"text\":[\"a\",\"bc\",\"d\"],\"rid\":\"r\",\"sampling_params\":["
+         "{\"sampling_seed\":@,\"n\":2,\"max_new_tokens\":5},"
+         "{\"sampling_seed\":@,\"max_new_tokens\":30},"
+         "{\"sampling_seed\":@,\"stop\":\"ef\",\"max_new_tokens\":20}]}",
+         3},
+        {"/v1/chat/completions",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"rid\":\"r\",\"max_tokens\":8,"
+         "\"n\":2,\"logprobs\":true,\"top_logprobs\":2,\"seed\":@}",
+         1},
+        {"/v1/completions",
+         "{\"prompt\":[\"a\",\"b\"],\"rid\":\"r\",\"max_tokens\":8,\"logprobs\":2,\"seed\":@}", 2},
+    };
+    fixture_join_workers(f);
+    uint64_t attempts = scripted_workers_counts(f->workers).attempts;
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char *plain = body_of(f, cases[i].path, cases[i].body, 1);
+        attempts += cases[i].requests;
+        assert_int_equal(scripted_workers_counts(f->workers).attempts, attempts);
+        char *again = body_of(f, cases[i].path, cases[i].body, SCRIPT_STUMBLES + 4 * i);
+        assert_string_equal(again, plain);
+        const uint64_t after = scripted_workers_counts(f->workers).attempts;
+        assert_true(after > attempts + cases[i].requests);
+        attempts = after;
+        free(plain);
+        free(again);
+    }
+    /* A stream has told what it had. */
+    answer_expect(client_post(f, "/generate",
+                              "{\"text\":\"a\",\"stream\":true,\"sampling_params\":"
+                              "{\"max_new_tokens\":9,\"sampling_seed\":1190}}"),
+                  "HTTP/1.1 200 ", "\"status_code\":503");
+    fixture_wait_for(fixture_has_open, f, 0);
+    assert_int_equal(budget_used(&f->limits.memory), 0);
+}
+
 static void test_keep_alive_and_large_bodies(void **state) {
     router_fixture *f = *state;
     fixture_join_workers(f);
@@ -311,6 +397,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         CASE(test_before_and_after_the_workers),
         CASE(test_replies),
+        CASE(test_a_failed_decode_is_not_seen),
         CASE(test_keep_alive_and_large_bodies),
         CASE(test_many_clients),
         CASE(test_cancels),

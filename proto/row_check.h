@@ -3,7 +3,8 @@
  * row_record_decode), so that sizes and arrays are right; this is about what they say.
  *
  * One pass over the support, no memory. Not checked here: that no id is in a support twice, which
- * takes a table as large as the vocabulary (row_ids_repeat; decode does it, once per attempt). */
+ * takes a table as large as the vocabulary and four times as long as all this (row_ids_repeat;
+ * decode does it, once per attempt). */
 #ifndef BT_PROTO_ROW_CHECK_H
 #define BT_PROTO_ROW_CHECK_H
 

@@ -85,9 +85,11 @@ static void test_values(void **state) {
     /* A chat that has nowhere to put masks. */
     assert_true(api_fixture_ask(f, API_CHAT,
                                 "{\"input_ids\":[1],\"return_sampling_mask\":true,"
-                                "\"sampling_mask_mode\":\"bounded\"}"));
+                                "\"sampling_mask_mode\":\"bounded\",\"sampling_mask_format\":"
+                                "\"packed\",\"on_mask_overflow\":\"return_partial\"}"));
     assert_int_equal(api_fixture_asked(f)->mask_mode, ROW_MASK_OFF);
     assert_int_equal(api_fixture_asked(f)->mask_bounded, 0);
+    assert_false(f->call.request->packs_mask || f->call.request->keeps_partial);
     api_fixture_abort(f);
     /* Each item its own. */
     assert_true(api_fixture_ask(f, API_GENERATE,

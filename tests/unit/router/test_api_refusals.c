@@ -200,6 +200,7 @@ static const api_refusal GENERATE[] = {
      API_PLAIN("custom_params is not supported.")},
     {"{\"input_ids\":[1],\"lora_path\":\"x\"}", API_PLAIN("lora_path is not supported.")},
     {"{\"input_ids\":[1],\"bootstrap_room\":3}", API_PLAIN("bootstrap_room is not supported.")},
+    {"{\"input_ids\":[1],\"bootstrap_room\":-3}", API_PLAIN("bootstrap_room is not supported.")},
     {"{\"input_ids\":[1],\"image_data\":\"x\"}", API_PLAIN("image_data is not supported.")},
     {"{\"input_ids\":[1],\"return_sampling_mask\":true,\"sampling_logprobs_mode\":\"all\"}",
      API_PLAIN("sampling_logprobs_mode must be 'selected' or 'support', got 'all'.")},
@@ -439,6 +440,34 @@ static void test_odd_but_accepted(void **state) {
     }
 }
 
+/* Of a repeated key the last value counts, also when it is null. */
+static void test_repeated_keys(void **state) {
+    static const struct {
+        const char *fields;
+        uint32_t max_new_tokens, top_k;
+        bool streams;
+    } CASES[] = {
+        {"\"stream\":true,\"stream\":null", 128, 0, false},
+        {"\"stream\":null,\"stream\":true", 128, 0, true},
+        {"\"stream\":5,\"stream\":false", 128, 0, false},
+        {"\"sampling_params\":{\"top_k\":3},\"sampling_params\":null", 128, 0, false},
+        {"\"sampling_params\":{\"top_k\":3,\"top_k\":null}", 128, 0, false},
+        {"\"sampling_params\":{\"max_new_tokens\":5,\"max_new_tokens\":null}", 199, 0, false},
+        {"\"sampling_params\":{\"max_new_tokens\":null,\"max_new_tokens\":5,\"top_k\":2}", 5, 2,
+         false},
+    };
+    api_fixture *f = *state;
+    for (size_t i = 0; i < BT_ARRAY_COUNT(CASES); i++) {
+        char body[200];
+        snprintf(body, sizeof(body), "{\"input_ids\":[1],%s}", CASES[i].fields);
+        if (!api_fixture_ask(f, API_GENERATE, body)) fail_msg("%s", api_fixture_body(f));
+        assert_int_equal(f->call.request->streams, CASES[i].streams);
+        assert_int_equal(api_fixture_asked(f)->max_new_tokens, CASES[i].max_new_tokens);
+        assert_int_equal(api_fixture_asked(f)->top_k, CASES[i].top_k);
+        api_fixture_abort(f);
+    }
+}
+
 /* What the workers are told. */
 static void test_generation_parameters(void **state) {
     api_fixture *f = *state;
@@ -626,17 +655,12 @@ static void test_no_workers_yet(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        CASE(test_generate),
-        CASE(test_chat),
-        CASE(test_limits),
-        CASE(test_open_ended_length),
-        CASE(test_context),
-        CASE(test_odd_but_accepted),
-        CASE(test_generation_parameters),
-        CASE(test_words),
-        CASE(test_other_parameters),
-        CASE(test_filter_rule),
-        CASE(test_salts),
+        CASE(test_generate),       CASE(test_chat),
+        CASE(test_limits),         CASE(test_open_ended_length),
+        CASE(test_context),        CASE(test_odd_but_accepted),
+        CASE(test_repeated_keys),  CASE(test_generation_parameters),
+        CASE(test_words),          CASE(test_other_parameters),
+        CASE(test_filter_rule),    CASE(test_salts),
         CASE(test_no_workers_yet),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

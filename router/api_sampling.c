@@ -400,8 +400,11 @@ void api_sampling_read(api_fields *fields, const api_model *model, api_request *
     api_get_bool(fields, SAMPLING_SPACES_BETWEEN_SPECIAL_TOKENS, &ignored);
     api_get_bool(fields, SAMPLING_NO_STOP_TRIM, &request->keeps_stop);
     api_get_int(fields, SAMPLING_STREAM_INTERVAL, &interval);
-    if (interval < 1 || interval > INT32_MAX)
+    if (interval < 1) {
         fail_value(fields, SAMPLING_STREAM_INTERVAL, "at least 1");
+    } else if (interval > INT32_MAX) {
+        fail_value(fields, SAMPLING_STREAM_INTERVAL, "at most 2147483647");
+    }
     if (fields->failure->http_status == 0) request->stream_interval = (uint32_t)interval;
 }
 

@@ -435,6 +435,15 @@ static void test_how_many_are_disallowed(void **state) {
             assert_non_null(strstr(api_fixture_body(f), "leaves no token that can be drawn."));
         }
     }
+    /* The end of a sequence is gone once, disallowed and banned: id 0 is left. */
+    char *at = body + sprintf(body, "{\"input_ids\":[1]," PROCESSOR ",\"sampling_params\":{"
+                                    "\"min_new_tokens\":1,\"custom_params\":{\"token_ids\":[1");
+    for (int i = 2; i < 320; i++) {
+        at += sprintf(at, ",%d", i);
+    }
+    strcpy(at, "]}}}");
+    assert_true(api_fixture_ask(f, API_GENERATE, body));
+    api_fixture_abort(f);
     free(body);
 }
 

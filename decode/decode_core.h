@@ -67,7 +67,7 @@ typedef struct decode_core_options {
     uint32_t context_tokens;
     uint32_t sequences_max;  /* samples in hand, 1 .. DECODE_SEQUENCES_MAX */
     uint32_t chunk_tokens;   /* recomputed in one step at most; 0 = DECODE_CHUNK_TOKENS */
-    size_t queue_bytes;      /* that rows of one sample may fill, if three at the cap are less; 0 =
+    size_t queue_bytes;      /* of one sample's rows, if three of the widest are less; 0 =
                               * DECODE_QUEUE_BYTES */
     uint64_t park_us;        /* 0 = DECODE_PARK_US */
     uint64_t step_us;        /* 0 = DECODE_STEP_US */

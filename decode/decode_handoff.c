@@ -19,7 +19,7 @@ static const char *find_fault(const decode_core *core, const decode_attempt *a,
                               const token_row *row) {
     const proto_generation *g = &a->generation;
     const row_expectation expect = {
-        .cap = membership_cap(&core->member),
+        .cap = membership_row_entries(&core->member),
         .mask_mode = g->mask_mode,
         .mask_bounded = g->mask_bounded,
         .has_logprob = g->wants_logprob,

@@ -18,7 +18,7 @@ enum { QUEUE_ROWS_MIN = 3 };
 /* ---- room ------------------------------------------------------------------------------------ */
 
 static size_t row_bytes_max(const decode_core *core, const proto_generation *g) {
-    const uint32_t cap = membership_cap(&core->member);
+    const uint32_t cap = membership_row_entries(&core->member);
     return row_record_bytes(
         (row_widths){.mask_mode = g->mask_mode,
                      .support_count = g->mask_mode != SAMPLER_MASK_OFF ? cap : 0,
@@ -35,7 +35,7 @@ bt_status decode_make_queue(decode_core *core, decode_sample *s) {
     const proto_generation *g = &s->attempt->generation;
     const row_queue_options options = {.blocks = core->blocks,
                                        .mask_mode = g->mask_mode,
-                                       .cap = membership_cap(&core->member),
+                                       .cap = membership_row_entries(&core->member),
                                        .top_logprobs = decode_top_count(core, g),
                                        .logprob_ids = g->logprob_id_count,
                                        .bytes_max = queue_bytes_max(core, g)};

@@ -163,10 +163,10 @@ bool membership_on_message(membership *m, proto_lane lane, const proto_message *
 /* ---- acting ---------------------------------------------------------------------------------- */
 
 static bt_status size_rows(membership *m) {
-    const uint32_t cap = membership_cap(m);
-    if (m->rows != NULL && row_pool_cap(m->rows) == cap) return BT_OK;
+    const uint32_t entries = membership_row_entries(m);
+    if (m->rows != NULL && row_pool_cap(m->rows) == entries) return BT_OK;
     row_pool *rows = NULL;
-    bt_status status = row_pool_create(m->options.row_slots, cap, &rows);
+    bt_status status = row_pool_create(m->options.row_slots, entries, &rows);
     if (status != BT_OK) return status;
     xfer *mover = m->options.mover;
     status = mover->ops->register_memory(mover, row_pool_memory(rows), row_pool_memory_bytes(rows));
@@ -189,7 +189,7 @@ static void size_all(membership *m) {
     if (status == BT_OK) status = ops->create_end(ops->context);
     if (status != BT_OK) {
         bt_log_error(m->component, "%" PRIu32 " row slots of %" PRIu32 " entries: %s",
-                     m->options.row_slots, membership_cap(m), bt_status_string(status));
+                     m->options.row_slots, membership_row_entries(m), bt_status_string(status));
         m->is_broken = true;
         program->on_broken(program->context, status, "the row slots cannot be allocated");
         return;

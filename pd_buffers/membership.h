@@ -1,9 +1,9 @@
 /* A worker's membership in its cluster: the session with the router, the row slots that the cluster
- * record sizes, and the peers that the router names. What prefill and decode have in common about
+ * record and the vocabulary size, and the peers that the router names. What prefill and decode have in common about
  * joining; each core embeds one and fills in what is its own through the table.
  *
  *   WELCOME: the record is adopted. Once the last session is at rest (no attempt, no endpoint), the
- *   row slots fit the cap and the core has made its end of the handoff, streams is dialled; when it
+ *   row slots fit that size and the core has made its end of the handoff, streams is dialled; when it
  *   is open, READY is sent. Whatever ends the session ends the core's attempts and closes peers.
  *
  * Event thread; pure over the mover's table. */
@@ -19,6 +19,7 @@
 #include "pd_buffers/row_pool.h"
 #include "pd_buffers/xfer.h"
 #include "proto/message.h"
+#include "proto/row.h"
 #include "proto/worker_session.h"
 
 /* Towards the program; a core passes on what its own table says. */
@@ -89,9 +90,14 @@ void membership_tick(membership *m);
 static inline bool membership_is_serving(const membership *m) {
     return m->session.state == WORKER_SESSION_SERVING;
 }
-/* Support entries of one row at most, in this session. */
+/* The cluster's cap, as users know it; for sentences. */
 static inline uint32_t membership_cap(const membership *m) {
     return m->session.record.sampling_mask_max_tokens;
+}
+/* Support entries of one row at most, in this session: what slots, queues and arrays of rows are
+ * sized by, here and at every peer. */
+static inline uint32_t membership_row_entries(const membership *m) {
+    return row_entries_max(membership_cap(m), m->options.hello.vocab_size);
 }
 /* The epoch of the weights that the worker draws with. A step reads it once, when it starts. */
 static inline uint64_t membership_weights_version(const membership *m) {

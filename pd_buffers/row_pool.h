@@ -17,7 +17,7 @@ typedef struct row_slot {
     uint32_t generation; /* never 0 */
 } row_slot;
 
-/* slot_count slots of row_slot_bytes(cap) each. */
+/* slot_count slots of row_slot_bytes(cap) each; cap is row_entries_max of the cluster's. */
 BT_MUST_CHECK bt_status row_pool_create(uint32_t slot_count, uint32_t cap, row_pool **out);
 void row_pool_destroy(row_pool *pool);
 void *row_pool_memory(row_pool *pool);

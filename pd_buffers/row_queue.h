@@ -31,7 +31,8 @@ enum { ROW_BLOCK_BYTES = 4096, ROW_BLOCK_BYTES_MAX = 256 * 1024 };
 typedef struct row_queue_options {
     bt_block_pool *blocks; /* borrowed; the owner's thread is the queue's */
     uint32_t mask_mode;    /* row_mask_mode, the same for every row */
-    uint32_t cap;          /* support entries of one row at most; with masks off unused */
+    uint32_t cap;          /* support entries of one row at most (row_entries_max); with masks off
+                            * unused */
     uint32_t top_logprobs, logprob_ids; /* of every row, as asked for */
     size_t bytes_max; /* of all queued rows as records; at least one row at the cap */
 } row_queue_options;

@@ -125,7 +125,7 @@ static void measure(const prefill_core *core, const prefill_attempt *a, uint32_t
     const size_t draws = prefill_chunk_draws(a, tokens);
     const size_t scored = scores_of(a, tokens).count;
     const size_t support =
-        g->mask_mode != SAMPLER_MASK_OFF ? draws * membership_cap(&core->member) : 0;
+        g->mask_mode != SAMPLER_MASK_OFF ? draws * membership_row_entries(&core->member) : 0;
     bytes_out[PREFILL_SUPPORT_IDS] = support * sizeof(int32_t);
     bytes_out[PREFILL_SUPPORT_LOGPROBS] =
         g->mask_mode == SAMPLER_MASK_SUPPORT ? support * sizeof(float) : 0;
@@ -190,7 +190,7 @@ static void set_draw(prefill_core *core, const prefill_attempt *a, uint32_t samp
     const proto_generation *g = &a->generation;
     const bool has_mask = g->mask_mode != SAMPLER_MASK_OFF;
     const bool has_logprobs = g->mask_mode == SAMPLER_MASK_SUPPORT;
-    const size_t cap = has_mask ? membership_cap(&core->member) : 0;
+    const size_t cap = has_mask ? membership_row_entries(&core->member) : 0;
     s->sampling[row] = (sampler_params){
         .temperature = g->temperature,
         .top_p = g->top_p,

@@ -163,8 +163,8 @@ typedef struct proto_hello {
     uint32_t tp_rank, tp_count, pp_rank, pp_count, dp_rank, dp_count; /* counts above 1: refused */
 } proto_hello;
 
-/* router -> worker on control. The worker sizes its row slots by record.sampling_mask_max_tokens.
- */
+/* router -> worker on control. The worker sizes its row slots by record.sampling_mask_max_tokens,
+ * or by its vocabulary where that is smaller (row_entries_max). */
 typedef struct proto_welcome {
     uint64_t router_incarnation;
     char router_host[PROTO_HOST_MAX];

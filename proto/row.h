@@ -100,6 +100,14 @@ typedef struct metadata_row {
     const float *id_logprobs; /* [id_logprob_count] */
 } metadata_row;
 
+/* Support entries of one row at most: as many as the cap allows, and no more than there are ids to
+ * be in a support. vocab_size 0: not known, the cap alone counts. Everything that has room for a
+ * row is sized by this; the router and both workers come to the same number, because the cap is the
+ * cluster record's and the router refuses a worker whose vocabulary is another. */
+static inline uint32_t row_entries_max(uint32_t cap, uint32_t vocab_size) {
+    return vocab_size != 0 && vocab_size < cap ? vocab_size : cap;
+}
+
 /* Width of a slot for rows of up to cap support entries and as many log-probabilities as may be
  * asked for; a multiple of ROW_SLOT_ALIGNMENT. */
 size_t row_slot_bytes(uint32_t cap);

@@ -8,15 +8,24 @@
 #include "router/dispatch_internal.h"
 #include "router/http_status.h"
 
-static row_expectation expectation(const dispatch *d, const proto_generation *g) {
+/* 0: not known. */
+static uint32_t vocab_size_of(const dispatch *d) {
     const worker *founder = dispatch_hello_founder(d);
-    const uint32_t vocab_size = founder == NULL ? 0 : founder->hello.vocab_size;
+    return founder == NULL ? 0 : founder->hello.vocab_size;
+}
+
+/* As the workers size their rows. */
+static uint32_t row_entries(const dispatch *d) {
+    return row_entries_max(d->record.sampling_mask_max_tokens, vocab_size_of(d));
+}
+
+static row_expectation expectation(const dispatch *d, const proto_generation *g) {
     return (row_expectation){
-        .cap = d->record.sampling_mask_max_tokens,
+        .cap = row_entries(d),
         .mask_mode = g->mask_mode,
         .mask_bounded = g->mask_bounded,
         .has_logprob = g->wants_logprob,
-        .vocab_size = vocab_size,
+        .vocab_size = vocab_size_of(d),
         .vocab_limit = g->vocab_limit,
         .top_count = g->top_logprobs,
         .id_logprob_count = g->logprob_id_count,
@@ -28,8 +37,8 @@ static row_expectation expectation(const dispatch *d, const proto_generation *g)
  * masks the cap says nothing about rows. */
 uint64_t dispatch_stream_window(const dispatch *d, const request *r) {
     const bool has_mask = r->generation.mask_mode != ROW_MASK_OFF;
-    const uint32_t cap = has_mask ? d->record.sampling_mask_max_tokens : 0;
-    const uint64_t least = row_record_bytes_max(cap) + PROTO_FRAME_PAYLOAD_MAX;
+    const uint32_t entries = has_mask ? row_entries(d) : 0;
+    const uint64_t least = row_record_bytes_max(entries) + PROTO_FRAME_PAYLOAD_MAX;
     const uint64_t window = d->options.stream_window_bytes;
     if (!r->is_credited) return UINT64_MAX;
     return (window > least ? window : least) + d->credit_step_bytes;

@@ -65,7 +65,7 @@ static compute_sim_options computing(const sim *s) {
 static void expect_rows(sim *s, sim_client *c, uint32_t sample) {
     const proto_generation *g = &c->request.generation;
     const uint32_t count = g->max_new_tokens;
-    const size_t cap = g->mask_mode == 0 ? 1 : s->scenario.cap;
+    const size_t cap = g->mask_mode == 0 ? 1 : row_entries_max(s->scenario.cap, SIM_VOCAB);
     float biases[SIM_BIASES_MAX];
     sim_sample *to = &c->samples[sample];
     if (count == 0) return;

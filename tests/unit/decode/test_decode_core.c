@@ -536,10 +536,12 @@ static void a_slow_reader_keeps_its_request(void **state) {
 
 static void a_blocked_connection_parks_and_goes_on_in_large_frames(void **state) {
     (void)state;
-    /* The cap makes the queue's bound three rows of 200 KiB, more than a frame; the rows are small.
-     */
-    world *w = world_create(&(world_options){
-        .support_max = 64, .cap = 25000, .context_tokens = 4096, .decode_pages = 512});
+    /* The queue's bound is more than a frame; the rows are small. */
+    world *w = world_create(&(world_options){.support_max = 64,
+                                             .cap = 64,
+                                             .context_tokens = 4096,
+                                             .decode_pages = 512,
+                                             .queue_bytes = 320 * 1024});
     world_register(w);
     const proto_generation g = world_generation(2000, SAMPLER_MASK_SUPPORT);
     w->decode.is_stream_blocked = true;

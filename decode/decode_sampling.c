@@ -45,7 +45,8 @@ sampler_params decode_sampling(const decode_core *core, const decode_sample *s) 
         .top_p = g->top_p,
         .top_k = g->top_k,
         .mask_mode = g->mask_mode,
-        .mask_max_tokens = g->mask_mode != SAMPLER_MASK_OFF ? membership_row_entries(&core->member) : 0,
+        .mask_max_tokens =
+            g->mask_mode != SAMPLER_MASK_OFF ? membership_row_entries(&core->member) : 0,
         .mask_bounded = g->mask_bounded,
         .vocab_limit = g->vocab_limit,
         .wants_logprob = g->wants_logprob,

@@ -38,36 +38,10 @@ static const bt_option option_rows[] = {
      .offset = offsetof(decode_worker, park_seconds)},
 };
 
-static worker_model_source source_of(const worker_settings *settings) {
-    const worker_sim_options *sim = &settings->sim;
-    return (worker_model_source){
-        .component = "decode",
-        .device =
-            settings->device == WORKER_OPTIONS_DEVICE_SIM ? WORKER_DEVICE_SIM : WORKER_DEVICE_HOST,
-        .page_tokens = settings->page_tokens,
-        .dtype = (kv_dtype)settings->kv_dtype,
-        .path = settings->model,
-        .weights = (model_weights)settings->weights,
-        .threads = settings->threads,
-        .weights_cache = settings->weights_cache,
-        .weights_cache_bytes = settings->weights_cache_bytes,
-        .sim = {.step_us = sim->step_us,
-                .token_us = sim->token_us,
-                .vocab_size = sim->vocab_size,
-                .context_tokens = sim->context_tokens,
-                .support = sim->support,
-                .seed = sim->seed,
-                .layers = sim->layers,
-                .kv_bytes = sim->kv_bytes,
-                .report_ms = sim->report_ms,
-                .checks_pages = sim->checks_pages},
-    };
-}
-
 static bt_status load(void *worker, worker_facts *facts_out, bt_error *error) {
     decode_worker *w = worker;
-    const worker_model_source source = source_of(&w->settings);
-    const bt_status status = worker_model_load(&w->model, &source, error);
+    const bt_compute_settings *settings = &w->settings.compute;
+    const bt_status status = worker_model_load(&w->model, "decode", settings, error);
     if (status != BT_OK) return status;
     const model_card *card = &w->model.card;
     *facts_out = (worker_facts){
@@ -90,7 +64,7 @@ static bt_status load(void *worker, worker_facts *facts_out, bt_error *error) {
 /* Every sequence gets one token in a step, or some of those that are computed again. */
 static bt_status start_compute(void *worker, kv_pool *pages, int *fd_out, bt_error *error) {
     decode_worker *w = worker;
-    const worker_model_limits limits = {.threads = w->settings.threads,
+    const worker_model_limits limits = {.threads = w->settings.compute.threads,
                                         .tokens_max = w->sequences_max + w->chunk_tokens,
                                         .rows_max = w->sequences_max};
     return worker_model_start(&w->model, &limits, kv_pool_memory(pages),
@@ -105,7 +79,7 @@ static bt_status create_core(void *worker, const worker_parts *parts, bt_error *
         .mover = parts->mover,
         .pages = parts->pages,
         .compute = w->model.compute,
-        .page_tokens = w->settings.page_tokens,
+        .page_tokens = w->settings.compute.page_tokens,
         .vocab_size = parts->hello->vocab_size,
         .context_tokens = parts->hello->context_tokens,
         .sequences_max = w->sequences_max,

@@ -6,35 +6,16 @@
 
 #include <stdint.h>
 
+#include "base/compute_settings.h"
 #include "base/status.h"
 #include "kernels/compute.h"
 #include "kernels/kv_page.h"
 #include "kernels/model.h"
 #include "kernels/worker_sim.h"
 
-/* Where a worker computes. */
-typedef enum worker_device {
-    WORKER_DEVICE_HOST,
-    WORKER_DEVICE_SIM, /* keeps time instead (sim_device.h) */
-} worker_device;
-
-typedef struct worker_model_source {
-    const char *component; /* borrowed, as the strings below: longer than the worker_model */
-    worker_device device;
-    uint32_t page_tokens; /* 16, 32 or 64 */
-    kv_dtype dtype;
-    /* The host's. */
-    const char *path;
-    model_weights weights;
-    uint32_t threads;          /* that pack; 0 = one per CPU */
-    const char *weights_cache; /* a folder, "auto" for the user's, "off" */
-    uint64_t weights_cache_bytes;
-    /* The sim device's. */
-    worker_sim_settings sim;
-} worker_model_source;
-
 typedef struct worker_model {
-    worker_model_source source;
+    const char *component; /* of log lines: "decode" */
+    bt_compute_settings settings;
     model *model; /* NULL on the sim device */
     model_card card;
     char numerics[64]; /* "host/exact/1/q8_0/5c1d90ab": model_get_numerics and the self-test */
@@ -48,10 +29,10 @@ typedef struct worker_model_limits {
     uint32_t rows_max;   /* likewise */
 } worker_model_limits;
 
-/* *w is zero. Blocking, for as long as the file is large. Errors of model_load, self_test_run and
- * worker_sim_describe. */
-BT_MUST_CHECK bt_status worker_model_load(worker_model *w, const worker_model_source *source,
-                                          bt_error *error);
+/* *w is zero; component and the settings' strings are borrowed for as long as it lives. Blocking,
+ * for as long as the file is large. Errors of model_load, self_test_run and worker_sim_describe. */
+BT_MUST_CHECK bt_status worker_model_load(worker_model *w, const char *component,
+                                          const bt_compute_settings *settings, bt_error *error);
 /* The pages are borrowed until worker_model_stop. *fd_out is readable when worker_model_poll has
  * something to do. Errors of compute_host_create and sim_device_create. */
 BT_MUST_CHECK bt_status worker_model_start(worker_model *w, const worker_model_limits *limits,

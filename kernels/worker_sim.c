@@ -15,7 +15,7 @@ static bt_status fail_support(const char *text, uint32_t most, bt_error *error) 
                    most, text);
 }
 
-bt_status worker_sim_read_support(const worker_sim_settings *settings, uint32_t *width_out,
+bt_status worker_sim_read_support(const bt_sim_settings *settings, uint32_t *width_out,
                                   bt_error *error) {
     const char *text = settings->support;
     const uint32_t vocab = settings->vocab_size;
@@ -32,7 +32,7 @@ bt_status worker_sim_read_support(const worker_sim_settings *settings, uint32_t 
 }
 
 /* Of everything that says which rows come: other ones would be another model. */
-static void make_fingerprint(const worker_sim_settings *settings, uint32_t width,
+static void make_fingerprint(const bt_sim_settings *settings, uint32_t width,
                              uint8_t out[MODEL_FINGERPRINT_BYTES]) {
     const uint64_t version = 1; /* of the rows */
     const uint64_t words[] = {version,        settings->vocab_size, settings->context_tokens, width,
@@ -45,9 +45,8 @@ static void make_fingerprint(const worker_sim_settings *settings, uint32_t width
     }
 }
 
-bt_status worker_sim_describe(const worker_sim_settings *settings, uint32_t page_tokens,
-                              kv_dtype dtype, model_card *card_out, kv_page_layout *kv_out,
-                              bt_error *error) {
+bt_status worker_sim_describe(const bt_sim_settings *settings, uint32_t page_tokens, kv_dtype dtype,
+                              model_card *card_out, kv_page_layout *kv_out, bt_error *error) {
     uint32_t width = 0;
     const bt_status status = worker_sim_read_support(settings, &width, error);
     if (status != BT_OK) return status;

@@ -3,32 +3,20 @@
 #ifndef BT_KERNELS_WORKER_SIM_H
 #define BT_KERNELS_WORKER_SIM_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
+#include "base/compute_settings.h"
 #include "base/status.h"
 #include "kernels/kv_page.h"
 #include "kernels/model.h"
 
-/* As the options of a worker program say them. */
-typedef struct worker_sim_settings {
-    uint64_t step_us, token_us;
-    uint32_t vocab_size, context_tokens;
-    const char *support; /* "realistic", or a number of ids: of every support */
-    uint64_t seed;
-    uint32_t layers, kv_bytes; /* of a token's keys and values, in all layers together */
-    uint32_t report_ms;
-    bool checks_pages;
-} worker_sim_settings;
-
 /* Reads `support`: 0 is realistic. CALLER_CONFIG with a sentence that names the option. */
-BT_MUST_CHECK bt_status worker_sim_read_support(const worker_sim_settings *settings,
+BT_MUST_CHECK bt_status worker_sim_read_support(const bt_sim_settings *settings,
                                                 uint32_t *width_out, bt_error *error);
 /* The card (its fingerprint is a hash of what shapes rows, so that workers that would not draw
  * alike are refused by the router) and the layout. CALLER_CONFIG as above. */
-BT_MUST_CHECK bt_status worker_sim_describe(const worker_sim_settings *settings,
-                                            uint32_t page_tokens, kv_dtype dtype,
-                                            model_card *card_out, kv_page_layout *kv_out,
-                                            bt_error *error);
+BT_MUST_CHECK bt_status worker_sim_describe(const bt_sim_settings *settings, uint32_t page_tokens,
+                                            kv_dtype dtype, model_card *card_out,
+                                            kv_page_layout *kv_out, bt_error *error);
 
 #endif

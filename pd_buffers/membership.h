@@ -1,10 +1,10 @@
 /* A worker's membership in its cluster: the session with the router, the row slots that the cluster
- * record and the vocabulary size, and the peers that the router names. What prefill and decode have in common about
- * joining; each core embeds one and fills in what is its own through the table.
+ * record and the vocabulary size, and the peers that the router names. What prefill and decode have
+ * in common about joining; each core embeds one and fills in what is its own through the table.
  *
  *   WELCOME: the record is adopted. Once the last session is at rest (no attempt, no endpoint), the
- *   row slots fit that size and the core has made its end of the handoff, streams is dialled; when it
- *   is open, READY is sent. Whatever ends the session ends the core's attempts and closes peers.
+ *   row slots fit that size and the core has made its end of the handoff, streams is dialled; when
+ * it is open, READY is sent. Whatever ends the session ends the core's attempts and closes peers.
  *
  * Event thread; pure over the mover's table. */
 #ifndef BT_PD_BUFFERS_MEMBERSHIP_H

@@ -15,7 +15,7 @@ enum { KV_MEMORY_SHARE = 8 };
 
 static const char *const kv_dtypes[] = {"bf16", "f32", NULL}; /* kv_dtype's numbers */
 static const char *const weights[] = {"auto", "bf16", "int8", "native", NULL}; /* model_weights's */
-static const char *const devices[] = {"host", "sim", "cuda", NULL}; /* worker_options_device's */
+static const char *const devices[] = {"host", "sim", "cuda", NULL}; /* bt_compute_device's */
 static const char *const log_levels[] = {"error", "warn", "info", "debug", "trace", NULL};
 
 static const bt_option rows_before[] = {
@@ -23,14 +23,14 @@ static const bt_option rows_before[] = {
      .type = BT_OPTION_STRING,
      .value_name = "PATH",
      .help = "GGUF file or Hugging Face folder; the sim device has none.",
-     .offset = offsetof(worker_settings, model)},
+     .offset = offsetof(worker_settings, compute.model)},
     {.name = "device",
      .type = BT_OPTION_ENUM,
      .default_text = "host",
      .choices = devices,
      .help = "What computes: host, this machine's CPUs; sim keeps time instead of computing "
              "(docs/sim.md); cuda is not built yet.",
-     .offset = offsetof(worker_settings, device)},
+     .offset = offsetof(worker_settings, compute.device)},
     {.name = "router",
      .type = BT_OPTION_STRING,
      .value_name = "HOST:PORT",
@@ -47,7 +47,7 @@ static const bt_option rows_before[] = {
      .default_text = "0",
      .max = 1024,
      .help = "Compute threads; 0 is one per CPU.",
-     .offset = offsetof(worker_settings, threads)},
+     .offset = offsetof(worker_settings, compute.threads)},
     {.name = "weights",
      .type = BT_OPTION_ENUM,
      .default_text = "auto",
@@ -55,19 +55,19 @@ static const bt_option rows_before[] = {
      .help = "Form of the weights in memory, the same in the whole cluster: auto keeps Q8_0 as it "
              "is and makes the rest bf16; bf16; int8 (a scale per output); native also keeps Q4_0 "
              "and Q4_1.",
-     .offset = offsetof(worker_settings, weights)},
+     .offset = offsetof(worker_settings, compute.weights)},
     {.name = "weights-cache",
      .type = BT_OPTION_STRING,
      .default_text = "auto",
      .value_name = "DIR",
      .help = "Folder of packed weights that the workers of this machine share; auto is "
              "$XDG_CACHE_HOME/baton/weights or ~/.cache/baton/weights, off none.",
-     .offset = offsetof(worker_settings, weights_cache)},
+     .offset = offsetof(worker_settings, compute.weights_cache)},
     {.name = "weights-cache-bytes",
      .type = BT_OPTION_BYTES,
      .default_text = "32GiB",
      .help = "What the folder may hold; packed weights not used for longest are removed.",
-     .offset = offsetof(worker_settings, weights_cache_bytes)},
+     .offset = offsetof(worker_settings, compute.weights_cache_bytes)},
     {.name = "kv-pages",
      .type = BT_OPTION_U32,
      .default_text = "0",
@@ -85,16 +85,16 @@ static const bt_option rows_before[] = {
      .min = 16,
      .max = 64,
      .help = "Tokens of a KV page (16, 32 or 64), the same in the whole cluster.",
-     .offset = offsetof(worker_settings, page_tokens)},
+     .offset = offsetof(worker_settings, compute.page_tokens)},
     {.name = "kv-dtype",
      .type = BT_OPTION_ENUM,
      .default_text = "bf16",
      .choices = kv_dtypes,
      .help = "Type of keys and values, the same in the whole cluster.",
-     .offset = offsetof(worker_settings, kv_dtype)},
+     .offset = offsetof(worker_settings, compute.kv_dtype)},
 };
 
-#define SIM(field) .offset = offsetof(worker_settings, sim.field)
+#define SIM(field) .offset = offsetof(worker_settings, compute.sim.field)
 static const bt_option rows_of_sim[] = {
     {.name = "sim-step-us",
      .type = BT_OPTION_U64,
@@ -244,7 +244,7 @@ void worker_options_fini(worker_options *options) {
 
 static bt_status check_host(const worker_options *options, const worker_settings *settings,
                             bt_error *error) {
-    if (settings->model == NULL) {
+    if (settings->compute.model == NULL) {
         return bt_fail(error, BT_ERR_CALLER_CONFIG,
                        "option --model is required with --device host; see --help");
     }
@@ -258,21 +258,21 @@ static bt_status check_host(const worker_options *options, const worker_settings
 
 static bt_status check_device(const worker_options *options, const worker_settings *settings,
                               bt_error *error) {
-    switch ((worker_options_device)settings->device) {
-    case WORKER_OPTIONS_DEVICE_HOST: return check_host(options, settings, error);
-    case WORKER_OPTIONS_DEVICE_SIM:
-        if (settings->model == NULL) return BT_OK;
+    switch ((bt_compute_device)settings->compute.device) {
+    case BT_COMPUTE_HOST: return check_host(options, settings, error);
+    case BT_COMPUTE_SIM:
+        if (settings->compute.model == NULL) return BT_OK;
         return bt_fail(error, BT_ERR_CALLER_CONFIG,
                        "--model is not for --device sim, which has no model file");
-    case WORKER_OPTIONS_DEVICE_CUDA: break;
+    case BT_COMPUTE_CUDA: break;
     }
     return bt_fail(error, BT_ERR_CALLER_CONFIG, "--device %s is not built yet",
-                   devices[settings->device]);
+                   devices[settings->compute.device]);
 }
 
 bt_status worker_options_check(const worker_options *options, const worker_settings *settings,
                                proto_address *router_out, bt_error *error) {
-    const uint32_t page_tokens = settings->page_tokens;
+    const uint32_t page_tokens = settings->compute.page_tokens;
     bt_error why = {0};
     const bt_status has_device = check_device(options, settings, error);
     if (has_device != BT_OK) return has_device;
@@ -308,8 +308,9 @@ bt_status worker_options_page_count(const worker_settings *settings, size_t page
 void worker_options_fill_record(const worker_options *options, const worker_settings *settings,
                                 proto_hello *hello) {
     cluster_record *record = &hello->record;
-    record->page_tokens = settings->page_tokens;
-    (void)snprintf(record->kv_dtype, sizeof record->kv_dtype, "%s", kv_dtypes[settings->kv_dtype]);
+    record->page_tokens = settings->compute.page_tokens;
+    (void)snprintf(record->kv_dtype, sizeof record->kv_dtype, "%s",
+                   kv_dtypes[settings->compute.kv_dtype]);
     if (bt_options_is_given(options->parsed, "sampling-mask-max-tokens")) {
         record->sampling_mask_max_tokens = settings->sampling_mask_max_tokens;
         hello->pins |= 1u << RECORD_SAMPLING_MASK_MAX_TOKENS;

@@ -8,36 +8,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/compute_settings.h"
 #include "base/options.h"
 #include "base/status.h"
 #include "proto/address.h"
 #include "proto/message.h"
 
-/* Where a worker computes; the choices of --device, in their order. */
-typedef enum worker_options_device {
-    WORKER_OPTIONS_DEVICE_HOST,
-    WORKER_OPTIONS_DEVICE_SIM,
-    WORKER_OPTIONS_DEVICE_CUDA, /* refused: not built yet */
-} worker_options_device;
-
-/* Of the sim device. */
-typedef struct worker_sim_options {
-    uint64_t step_us, token_us, seed;
-    uint32_t vocab_size, context_tokens, layers, kv_bytes, report_ms;
-    const char *support;
-    bool checks_pages;
-} worker_sim_options;
-
 /* Strings belong to the worker_options that wrote them. */
 typedef struct worker_settings {
-    const char *router, *model, *weights_cache, *host, *ucx_tls, *ucx_net_devices, *ucx_port_range;
-    uint32_t device; /* worker_options_device */
-    worker_sim_options sim;
+    bt_compute_settings compute;
+    const char *router, *host, *ucx_tls, *ucx_net_devices, *ucx_port_range;
     bool ucx_allow_all_devices;
-    uint32_t threads, kv_pages, page_tokens, kv_dtype; /* kv_dtype's numbers: bf16, f32 */
-    uint32_t weights; /* model_weights's numbers: auto, bf16, int8, native */
+    uint32_t kv_pages;
     uint32_t sampling_mask_max_tokens, kv_checksum, log_level;
-    uint64_t kv_bytes, weights_cache_bytes;
+    uint64_t kv_bytes;
 } worker_settings;
 
 /* What a role adds. Offsets of its rows are in the struct that begins with worker_settings. */

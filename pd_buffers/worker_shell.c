@@ -197,8 +197,8 @@ static bt_status describe(worker_shell *s, bt_error *error) {
     BT_ASSERT(2 * facts->fingerprint_bytes < sizeof record->model_fingerprint);
     hex_of(facts->fingerprint, facts->fingerprint_bytes, record->model_fingerprint);
     worker_options_fill_record(&s->options, s->settings, hello);
-    if (s->settings->model == NULL) return BT_OK; /* nor a tokenizer: it is not stated */
-    return proto_tokenizer_digest(s->settings->model, record->tokenizer_fingerprint, error);
+    if (s->settings->compute.model == NULL) return BT_OK; /* nor a tokenizer: it is not stated */
+    return proto_tokenizer_digest(s->settings->compute.model, record->tokenizer_fingerprint, error);
 }
 
 static bt_status create_core(worker_shell *s, bt_error *error) {

@@ -11,19 +11,19 @@
 #include "kernels/sim_rows.h"
 #include "kernels/worker_model.h"
 
-static worker_sim_settings good(void) {
-    return (worker_sim_settings){.step_us = 10,
-                                 .vocab_size = 1000,
-                                 .context_tokens = 500,
-                                 .support = "20",
-                                 .seed = 1,
-                                 .layers = 4,
-                                 .kv_bytes = 256};
+static bt_sim_settings good(void) {
+    return (bt_sim_settings){.step_us = 10,
+                             .vocab_size = 1000,
+                             .context_tokens = 500,
+                             .support = "20",
+                             .seed = 1,
+                             .layers = 4,
+                             .kv_bytes = 256};
 }
 
 static void options_become_a_card_and_a_layout(void **state) {
     (void)state;
-    const worker_sim_settings settings = good();
+    const bt_sim_settings settings = good();
     model_card card;
     kv_page_layout kv;
     assert_int_equal(worker_sim_describe(&settings, 32, KV_DTYPE_BF16, &card, &kv, NULL), BT_OK);
@@ -37,7 +37,7 @@ static void options_become_a_card_and_a_layout(void **state) {
     assert_int_equal(kv_page_bytes(&kv), 32 * 256);
 }
 
-static void fingerprint(worker_sim_settings settings, uint8_t *out) {
+static void fingerprint(bt_sim_settings settings, uint8_t *out) {
     model_card card;
     kv_page_layout kv;
     assert_int_equal(worker_sim_describe(&settings, 32, KV_DTYPE_BF16, &card, &kv, NULL), BT_OK);
@@ -49,14 +49,14 @@ static void the_fingerprint_is_of_what_shapes_rows(void **state) {
     (void)state;
     uint8_t base[MODEL_FINGERPRINT_BYTES], other[MODEL_FINGERPRINT_BYTES];
     fingerprint(good(), base);
-    worker_sim_settings same = good();
+    bt_sim_settings same = good();
     same.step_us = 99;
     same.token_us = 99;
     same.report_ms = 99;
     same.checks_pages = true;
     fingerprint(same, other);
     assert_memory_equal(base, other, sizeof base);
-    worker_sim_settings changed[6];
+    bt_sim_settings changed[6];
     for (size_t i = 0; i < 6; i++)
         changed[i] = good();
     changed[0].vocab_size = 1001;
@@ -73,7 +73,7 @@ static void the_fingerprint_is_of_what_shapes_rows(void **state) {
 
 static void supports_are_a_number_or_realistic(void **state) {
     (void)state;
-    worker_sim_settings settings = good();
+    bt_sim_settings settings = good();
     bt_error error = {0};
     uint32_t width = 7;
     settings.support = "realistic";
@@ -100,7 +100,7 @@ static void supports_are_a_number_or_realistic(void **state) {
 
 static void bytes_that_do_not_divide_are_refused(void **state) {
     (void)state;
-    worker_sim_settings settings = good();
+    bt_sim_settings settings = good();
     bt_error error = {0};
     model_card card;
     kv_page_layout kv;
@@ -121,10 +121,10 @@ static void a_worker_runs_on_it(void **state) {
     static uint8_t pages[2 * 32 * 256];
     worker_model w = {0};
     bt_error error = {0};
-    const worker_model_source source = {
-        .component = "test", .device = WORKER_DEVICE_SIM, .page_tokens = 32, .sim = good()};
+    const bt_compute_settings settings = {
+        .device = BT_COMPUTE_SIM, .page_tokens = 32, .sim = good()};
     const worker_model_limits limits = {.tokens_max = 1, .rows_max = 1};
-    assert_int_equal(worker_model_load(&w, &source, &error), BT_OK);
+    assert_int_equal(worker_model_load(&w, "test", &settings, &error), BT_OK);
     assert_string_equal(w.numerics, "sim/exact/1");
     int fd = -1;
     assert_int_equal(worker_model_start(&w, &limits, pages, 2, &fd, &error), BT_OK);

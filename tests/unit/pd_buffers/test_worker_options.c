@@ -59,11 +59,11 @@ static void rows_of_the_role_are_among_the_others(void **state) {
     (void)state;
     assert_int_equal(start("--hands=3", "--log-level=warn", "--threads=5"), -1);
     assert_int_equal(worker.hands, 3);
-    assert_int_equal(worker.settings.threads, 5);
+    assert_int_equal(worker.settings.compute.threads, 5);
     assert_int_equal(worker.settings.log_level, 1);
-    assert_string_equal(worker.settings.model, "m");
+    assert_string_equal(worker.settings.compute.model, "m");
     assert_string_equal(worker.settings.router, "127.0.0.1:30001");
-    assert_int_equal(worker.settings.page_tokens, 32);
+    assert_int_equal(worker.settings.compute.page_tokens, 32);
     for (size_t i = 1; i < options.table.count; i++) {
         if (strcmp(options.rows[i].name, "hands") != 0) continue;
         assert_string_equal(options.rows[i - 1].name, "sim-report-ms");
@@ -87,7 +87,7 @@ static void settings_that_cannot_be_used_are_named(void **state) {
     assert_int_equal(worker_options_check(&options, &worker.settings, &router, &error),
                      BT_ERR_CALLER_CONFIG);
     assert_string_equal(error.text, "--page-tokens is 16, 32 or 64, not 48");
-    worker.settings.page_tokens = 64;
+    worker.settings.compute.page_tokens = 64;
     assert_int_equal(worker_options_check(&options, &worker.settings, &router, &error), BT_OK);
     worker.settings.router = "nowhere";
     assert_int_not_equal(worker_options_check(&options, &worker.settings, &router, &error), BT_OK);
@@ -120,10 +120,10 @@ static void every_device_has_its_options_and_no_others(void **state) {
     worker = (test_worker){0};
     assert_int_equal(start_with("--device=sim", "--sim-support=20", "--sim-step-us=7", NULL), -1);
     assert_int_equal(worker_options_check(&options, &worker.settings, &router, &error), BT_OK);
-    assert_int_equal(worker.settings.sim.step_us, 7);
-    assert_string_equal(worker.settings.sim.support, "20");
-    assert_int_equal(worker.settings.sim.vocab_size, 151936);
-    assert_null(worker.settings.model);
+    assert_int_equal(worker.settings.compute.sim.step_us, 7);
+    assert_string_equal(worker.settings.compute.sim.support, "20");
+    assert_int_equal(worker.settings.compute.sim.vocab_size, 151936);
+    assert_null(worker.settings.compute.model);
 }
 
 static void pages_go_by_number_or_by_bytes(void **state) {

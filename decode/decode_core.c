@@ -43,6 +43,7 @@ static bt_status create_end(void *context) {
         .chunk_grace_us = o->chunk_grace_us,
         .clock = o->clock,
         .events = decode_receiver_events(core),
+        .peer_events = membership_peer_events(&core->member),
     };
     return handoff_receiver_create(&options, &core->receiver);
 }

@@ -1,4 +1,4 @@
-/* What the handoff's receiver reports: rows and pages that are proven, failures, quiet, peers. */
+/* What the handoff's receiver reports: rows and pages that are proven, failures, quiet. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -109,34 +109,11 @@ static void on_quiet(void *context, proto_attempt id) {
     decode_release_attempt(core, a, "quiet");
 }
 
-/* ---- peers ----------------------------------------------------------------------------------- */
-
-static void on_hello(void *context, xfer_peer peer) {
-    peer_table_on_hello(&((decode_core *)context)->member.peers, peer);
-}
-
-static void on_stuck(void *context, xfer_peer peer) {
-    peer_table_on_failed(&((decode_core *)context)->member.peers, peer, BT_ERR_PEER_TIMEOUT);
-}
-
-static void on_peer_failed(void *context, xfer_peer peer, bt_status status) {
-    peer_table_on_failed(&((decode_core *)context)->member.peers, peer, status);
-}
-
-static void on_peer_closed(void *context, xfer_peer peer) {
-    decode_core *core = context;
-    peer_table_on_closed(&core->member.peers, peer, decode_now(core));
-}
-
 handoff_receiver_events decode_receiver_events(decode_core *core) {
     return (handoff_receiver_events){
         .on_ready = on_ready,
         .on_failed = on_failed,
         .on_quiet = on_quiet,
-        .on_hello = on_hello,
-        .on_stuck = on_stuck,
-        .on_peer_failed = on_peer_failed,
-        .on_peer_closed = on_peer_closed,
         .context = core,
     };
 }

@@ -44,6 +44,24 @@ enum {
     HANDOFF_SENDS_IN_FLIGHT = 4,
 };
 
+/* ---- peers ----------------------------------------------------------------------------------- */
+
+/* What either end says of its peers. */
+typedef struct handoff_peer_events {
+    /* Hellos went both ways between this process and the peer; once per connection. */
+    void (*on_hello)(void *context, xfer_peer peer);
+    /* A chunk is past its attempt's deadline and the grace: the peer's endpoint must be closed to
+     * get the memory back. Once per attempt. */
+    void (*on_stuck)(void *context, xfer_peer peer);
+    /* The endpoint broke, or the peer does not speak this protocol; its attempts have failed. The
+     * user calls the mover's disconnect from its own loop. May be NULL. */
+    void (*on_peer_failed)(void *context, xfer_peer peer, bt_status status);
+    /* disconnect finished: every attempt of this peer is quiet; it may be connected anew. May be
+     * NULL. */
+    void (*on_peer_closed)(void *context, xfer_peer peer);
+    void *context;
+} handoff_peer_events;
+
 /* ---- decode ---------------------------------------------------------------------------------- */
 
 typedef struct handoff_receiver handoff_receiver;
@@ -75,17 +93,6 @@ typedef struct handoff_receiver_events {
     /* After a failure or a cancel: no receive is posted any more; pages and slot may be released.
      */
     void (*on_quiet)(void *context, proto_attempt attempt);
-    /* Hellos went both ways between this process and the peer; once per connection. */
-    void (*on_hello)(void *context, xfer_peer peer);
-    /* A chunk is past its attempt's deadline and the grace: the peer's endpoint must be closed to
-     * get the memory back. Once per attempt. */
-    void (*on_stuck)(void *context, xfer_peer peer);
-    /* The endpoint broke, or the peer does not speak this protocol; its attempts have failed. The
-     * user calls the mover's disconnect from its own loop. May be NULL. */
-    void (*on_peer_failed)(void *context, xfer_peer peer, bt_status status);
-    /* disconnect finished: every attempt of this peer is quiet; it may be connected anew. May be
-     * NULL. */
-    void (*on_peer_closed)(void *context, xfer_peer peer);
     void *context;
 } handoff_receiver_events;
 
@@ -110,6 +117,7 @@ typedef struct handoff_receiver_options {
     uint64_t chunk_grace_us; /* 0 = HANDOFF_CHUNK_GRACE_US */
     bt_clock clock;
     handoff_receiver_events events;
+    handoff_peer_events peer_events;
 } handoff_receiver_options;
 
 /* CALLER_ARGUMENT for a chunk_bytes_max below one layer of a page or above the maximum. */
@@ -155,11 +163,6 @@ typedef struct handoff_sender_events {
     void (*on_failed)(void *context, proto_attempt attempt, bt_status status, const char *text);
     /* After a failure or an abort: no send reads the pages any more. */
     void (*on_quiet)(void *context, proto_attempt attempt);
-    /* The four below as in handoff_receiver_events. */
-    void (*on_hello)(void *context, xfer_peer peer);
-    void (*on_stuck)(void *context, xfer_peer peer);
-    void (*on_peer_failed)(void *context, xfer_peer peer, bt_status status);
-    void (*on_peer_closed)(void *context, xfer_peer peer);
     void *context;
 } handoff_sender_events;
 
@@ -184,6 +187,7 @@ typedef struct handoff_sender_options {
     uint64_t chunk_grace_us;
     bt_clock clock;
     handoff_sender_events events;
+    handoff_peer_events peer_events;
 } handoff_sender_options;
 
 BT_MUST_CHECK bt_status handoff_sender_create(const handoff_sender_options *options,

@@ -267,14 +267,14 @@ static void fail_peer(handoff_receiver *receiver, xfer_peer id, bt_status status
             handoff_incoming_fail(receiver, in, status, "prefill worker %" PRIu32 ": %s",
                                   id.worker_id, why);
     }
-    const handoff_receiver_events *events = &receiver->options.events;
+    const handoff_peer_events *events = &receiver->options.peer_events;
     if (events->on_peer_failed != NULL) events->on_peer_failed(events->context, id, status);
 }
 
 static xfer_decision on_message(void *context, xfer_peer from, const void *header_bytes,
                                 size_t header_count, size_t payload_bytes, xfer_receive *receive) {
     handoff_receiver *receiver = context;
-    const handoff_receiver_events *events = &receiver->options.events;
+    const handoff_peer_events *events = &receiver->options.peer_events;
     handoff_header header;
     if (handoff_header_decode(header_bytes, header_count, &header) == BT_OK) {
         switch (header.kind) {
@@ -310,7 +310,7 @@ static void on_peer_failed(void *context, xfer_peer peer, bt_status status) {
 
 static void on_peer_closed(void *context, xfer_peer id) {
     handoff_receiver *receiver = context;
-    const handoff_receiver_events *events = &receiver->options.events;
+    const handoff_peer_events *events = &receiver->options.peer_events;
     handoff_peer *peer = handoff_peers_find(&receiver->peers, id);
     if (peer != NULL) peer->is_failed = true; /* an event below must not expect anything of it */
     for (uint32_t i = 0; i < receiver->options.attempts_max; i++) {
@@ -508,7 +508,7 @@ static void tick_record(handoff_receiver *receiver, incoming *in, uint64_t now) 
     if (in->is_stuck_reported || now - in->offer.deadline_us < grace_us) return;
     in->is_stuck_reported = true;
     receiver->counts.stuck++;
-    receiver->options.events.on_stuck(receiver->options.events.context, in->offer.peer);
+    receiver->options.peer_events.on_stuck(receiver->options.peer_events.context, in->offer.peer);
 }
 
 void handoff_receiver_tick(handoff_receiver *receiver) {

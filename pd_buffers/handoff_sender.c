@@ -285,14 +285,14 @@ static void fail_peer(handoff_sender *sender, xfer_peer id, bt_status status, co
         if (handoff_peer_equal(out->target.peer, id)) fail(out, status, why);
     }
     tell_failures(sender);
-    const handoff_sender_events *events = &sender->options.events;
+    const handoff_peer_events *events = &sender->options.peer_events;
     if (events->on_peer_failed != NULL) events->on_peer_failed(events->context, id, status);
 }
 
 static xfer_decision on_message(void *context, xfer_peer from, const void *header_bytes,
                                 size_t header_count, size_t payload_bytes, xfer_receive *receive) {
     handoff_sender *sender = context;
-    const handoff_sender_events *events = &sender->options.events;
+    const handoff_peer_events *events = &sender->options.peer_events;
     handoff_header header;
     (void)receive;
     const bool is_read =
@@ -323,7 +323,7 @@ static void on_peer_failed(void *context, xfer_peer peer, bt_status status) {
 
 static void on_peer_closed(void *context, xfer_peer id) {
     handoff_sender *sender = context;
-    const handoff_sender_events *events = &sender->options.events;
+    const handoff_peer_events *events = &sender->options.peer_events;
     handoff_peer *peer = handoff_peers_find(&sender->peers, id);
     if (peer != NULL) peer->is_failed = true; /* an event below must not begin anything with it */
     for (uint32_t i = 0; i < sender->options.attempts_max; i++) {
@@ -505,7 +505,7 @@ bt_status handoff_sender_hello(handoff_sender *sender, xfer_peer peer) {
 }
 
 void handoff_sender_tick(handoff_sender *sender) {
-    const handoff_sender_events *events = &sender->options.events;
+    const handoff_peer_events *events = &sender->options.peer_events;
     const uint64_t now = bt_clock_now_us(&sender->options.clock);
     for (uint32_t i = 0; i < sender->options.attempts_max; i++) {
         outgoing *out = &sender->records[i];

@@ -57,6 +57,33 @@ static void on_peer_gone(membership *m, const proto_pair *pair) {
                       (xfer_peer){.worker_id = pair->worker_id, .incarnation = pair->incarnation});
 }
 
+/* ---- what the handoff says of peers ---------------------------------------------------------- */
+
+static void on_hello(void *context, xfer_peer peer) {
+    peer_table_on_hello(&((membership *)context)->peers, peer);
+}
+
+static void on_stuck(void *context, xfer_peer peer) {
+    peer_table_on_failed(&((membership *)context)->peers, peer, BT_ERR_PEER_TIMEOUT);
+}
+
+static void on_peer_failed(void *context, xfer_peer peer, bt_status status) {
+    peer_table_on_failed(&((membership *)context)->peers, peer, status);
+}
+
+static void on_peer_closed(void *context, xfer_peer peer) {
+    membership *m = context;
+    peer_table_on_closed(&m->peers, peer, now_of(m));
+}
+
+handoff_peer_events membership_peer_events(membership *m) {
+    return (handoff_peer_events){.on_hello = on_hello,
+                                 .on_stuck = on_stuck,
+                                 .on_peer_failed = on_peer_failed,
+                                 .on_peer_closed = on_peer_closed,
+                                 .context = m};
+}
+
 /* ---- session --------------------------------------------------------------------------------- */
 
 bt_status membership_init(membership *m, const membership_options *options) {

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "pd_buffers/handoff.h"
 #include "pd_buffers/peer_table.h"
 #include "pd_buffers/row_pool.h"
 #include "pd_buffers/xfer.h"
@@ -82,6 +83,8 @@ void membership_end(membership *m);
 void membership_hang_up(membership *m, const char *format, ...) BT_PRINTF(2, 3);
 /* A message of a kind that has no business here. */
 void membership_reject(membership *m, const proto_message *message);
+/* For the core's end of the handoff: what it says of peers goes to the peer table. */
+handoff_peer_events membership_peer_events(membership *m);
 /* Hangs up, sizes, dials, says READY, connects and closes peers: what has come due. */
 void membership_turn(membership *m);
 /* Deadlines; before a turn. */

@@ -49,6 +49,7 @@ static bt_status create_end(void *context) {
         .chunk_grace_us = o->chunk_grace_us,
         .clock = o->clock,
         .events = prefill_sender_events(core),
+        .peer_events = membership_peer_events(&core->member),
     };
     return handoff_sender_create(&options, &core->sender);
 }

@@ -150,32 +150,11 @@ static void on_quiet(void *context, proto_attempt id) {
     if (a->state == PREFILL_QUARANTINE) prefill_release(core, a, "quiet");
 }
 
-static void on_hello(void *context, xfer_peer peer) {
-    peer_table_on_hello(&((prefill_core *)context)->member.peers, peer);
-}
-
-static void on_stuck(void *context, xfer_peer peer) {
-    peer_table_on_failed(&((prefill_core *)context)->member.peers, peer, BT_ERR_PEER_TIMEOUT);
-}
-
-static void on_peer_failed(void *context, xfer_peer peer, bt_status status) {
-    peer_table_on_failed(&((prefill_core *)context)->member.peers, peer, status);
-}
-
-static void on_peer_closed(void *context, xfer_peer peer) {
-    prefill_core *core = context;
-    peer_table_on_closed(&core->member.peers, peer, prefill_now(core));
-}
-
 handoff_sender_events prefill_sender_events(prefill_core *core) {
     return (handoff_sender_events){
         .on_acked = on_acked,
         .on_failed = on_failed,
         .on_quiet = on_quiet,
-        .on_hello = on_hello,
-        .on_stuck = on_stuck,
-        .on_peer_failed = on_peer_failed,
-        .on_peer_closed = on_peer_closed,
         .context = core,
     };
 }

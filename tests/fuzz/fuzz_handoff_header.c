@@ -377,10 +377,11 @@ static void create(world *w) {
         .events = {.on_ready = on_ready,
                    .on_failed = on_failed,
                    .on_quiet = on_quiet,
-                   .on_hello = on_hello,
-                   .on_stuck = on_hello,
-                   .on_peer_failed = on_peer_failed,
                    .context = w},
+        .peer_events = {.on_hello = on_hello,
+                        .on_stuck = on_hello,
+                        .on_peer_failed = on_peer_failed,
+                        .context = w},
     };
     status = handoff_receiver_create(&options, &w->receiver);
     BT_ASSERT(status == BT_OK);

@@ -181,6 +181,14 @@ static void on_peer_closed(void *context, xfer_peer peer) {
     p->closed++;
 }
 
+static handoff_peer_events peer_events(end *e) {
+    return (handoff_peer_events){.on_hello = on_hello,
+                                 .on_stuck = on_stuck,
+                                 .on_peer_failed = on_peer_failed,
+                                 .on_peer_closed = on_peer_closed,
+                                 .context = e};
+}
+
 static end *create(const end_options *options) {
     end *e = calloc(1, sizeof *e);
     assert_non_null(e);
@@ -220,11 +228,8 @@ end *end_create_prefill(const end_options *options) {
         .events = {.on_acked = on_acked,
                    .on_failed = on_failed,
                    .on_quiet = on_quiet,
-                   .on_hello = on_hello,
-                   .on_stuck = on_stuck,
-                   .on_peer_failed = on_peer_failed,
-                   .on_peer_closed = on_peer_closed,
                    .context = e},
+        .peer_events = peer_events(e),
     };
     assert_int_equal(handoff_sender_create(&sender, &e->sender), BT_OK);
     return e;
@@ -244,11 +249,8 @@ end *end_create_decode(const end_options *options) {
         .events = {.on_ready = on_ready,
                    .on_failed = on_failed,
                    .on_quiet = on_quiet,
-                   .on_hello = on_hello,
-                   .on_stuck = on_stuck,
-                   .on_peer_failed = on_peer_failed,
-                   .on_peer_closed = on_peer_closed,
                    .context = e},
+        .peer_events = peer_events(e),
     };
     assert_int_equal(handoff_receiver_create(&receiver, &e->receiver), BT_OK);
     return e;

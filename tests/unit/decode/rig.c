@@ -139,9 +139,8 @@ static void create_sender(rig *r) {
         .events = {.on_acked = on_acked,
                    .on_failed = on_sender_failed,
                    .on_quiet = on_acked,
-                   .on_hello = on_peer,
-                   .on_stuck = on_peer,
                    .context = r},
+        .peer_events = {.on_hello = on_peer, .on_stuck = on_peer, .context = r},
     };
     r->prefill_mover->self = rig_prefill_peer;
     assert_int_equal(handoff_sender_create(&options, &r->sender), BT_OK);

@@ -50,8 +50,8 @@ parts and {rounds} rounds. *CPU* is of the one thread that does the work; who dr
 Beside each stage stands what the machine needs for the same bytes in the same run: a `memcpy` between warm blocks, and
 writes of 1 MiB to a TCP socket on loopback that another process drains.
 
-- *append*: `row_queue_push`, of rows whose support the sampler drew into the queue's room, as decode does, and of rows that
-  lie elsewhere, as the first one of a handoff. *Emission*: the hand-off and `proto_link` until the kernel has all.
+- *append*: `row_queue_reserve` and `row_queue_push` around the draw that fills the room, as decode does, and `row_queue_push`
+  of rows that lie elsewhere, as the first one of a handoff. *Emission*: the hand-off and `proto_link` until the kernel has all.
 - *frames into the router*: `proto_link`, codec, dispatch, row assembler, control thread's batch, HTTP thread's store; the
   threads' work is done by one thread, so the figure is the sum.
 - *text*: `reply_writer` over the stores; *and the client's socket*: through `http_exchange` until the kernel has all.

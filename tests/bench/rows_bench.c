@@ -88,9 +88,16 @@ static double *grow(double *values, uint32_t capacity) {
     return grown;
 }
 
+void bench_pause(bench_meter *meter) {
+    meter->wall_before_ns += now_ns(CLOCK_MONOTONIC) - meter->wall_start_ns;
+    meter->cpu_before_ns += now_ns(CLOCK_THREAD_CPUTIME_ID) - meter->cpu_start_ns;
+}
+
 void bench_end(bench_meter *meter) {
-    const double wall_ns = now_ns(CLOCK_MONOTONIC) - meter->wall_start_ns;
-    const double cpu_ns = now_ns(CLOCK_THREAD_CPUTIME_ID) - meter->cpu_start_ns;
+    bench_pause(meter);
+    const double wall_ns = meter->wall_before_ns;
+    const double cpu_ns = meter->cpu_before_ns;
+    meter->wall_before_ns = meter->cpu_before_ns = 0.0;
     if (meter->count == meter->capacity) {
         meter->capacity = meter->capacity == 0 ? 64 : 2 * meter->capacity;
         meter->wall_ns = grow(meter->wall_ns, meter->capacity);

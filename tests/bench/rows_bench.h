@@ -42,9 +42,12 @@ typedef struct bench_meter {
     double *wall_ns, *cpu_ns; /* [count] */
     uint32_t count, capacity;
     double wall_start_ns, cpu_start_ns;
+    double wall_before_ns, cpu_before_ns; /* of this part, in front of a pause */
 } bench_meter;
 
 void bench_begin(bench_meter *meter);
+/* What comes until the next begin is not measured, and that one goes on with the same part. */
+void bench_pause(bench_meter *meter);
 void bench_end(bench_meter *meter);
 /* Prints one line: the stage, bytes and medians of one part, `parts` of which are an emission. */
 void bench_tell(const char *stage, const bench_options *options, bench_meter *meter, size_t bytes,

@@ -12,10 +12,10 @@
  *
  * Standard output has two JSON lines: {"event":"start"} when it begins to count, so that others can
  * begin too, and {"event":"end", ...}: replies, failed (not status 200, or cut off), bytes (of
- * heads and bodies), chunks, seconds, cpu_seconds, reply_seconds (from the first to the last end of
- * a reply, so that (replies - 1) / reply_seconds is the rate), and milliseconds from a request to
- * the first byte and the last of its reply, at 50 % and 99 %. The status is 1 when it could not go
- * on. */
+ * heads and bodies), body_bytes (without heads and what chunks add), chunks, seconds, cpu_seconds,
+ * reply_seconds (from the first to the last end of a reply, so that (replies - 1) / reply_seconds
+ * is the rate), and milliseconds from a request to the first byte and the last of its reply, at 50
+ * % and 99 %. The status is 1 when it could not go on. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -75,7 +75,7 @@ typedef struct connection {
 } connection;
 
 typedef struct counts {
-    uint64_t replies, failed, bytes, chunks;
+    uint64_t replies, failed, bytes, body_bytes, chunks;
 } counts;
 
 typedef struct line {
@@ -308,6 +308,12 @@ static void read_chunk_size(connection *c) {
     total.chunks += bytes != 0;
 }
 
+/* Of what is left of a part, how much belongs to the body. */
+static uint64_t body_left(const connection *c) {
+    const uint64_t end_bytes = c->part == REPLY_CHUNK ? 2 : 0;
+    return c->left > end_bytes ? c->left - end_bytes : 0;
+}
+
 /* Goes over what was read, from end to end of parts. */
 static void take(connection *c, const char *at, const char *end) {
     while (at < end || (c->part == REPLY_BODY && c->left == 0)) {
@@ -329,7 +335,9 @@ static void take(connection *c, const char *at, const char *end) {
         case REPLY_CHUNK:
             skip = (uint64_t)(end - at) < c->left ? (uint64_t)(end - at) : c->left;
             at += skip;
+            total.body_bytes += body_left(c);
             c->left -= skip;
+            total.body_bytes -= body_left(c);
             if (c->left > 0) break;
             if (c->part == REPLY_BODY) {
                 end_reply(c);
@@ -385,11 +393,12 @@ static double percentile(uint32_t *values, size_t percent) {
 
 static void stop_counting(uint64_t now) {
     printf("{\"event\":\"end\",\"replies\":%" PRIu64 ",\"failed\":%" PRIu64 ",\"bytes\":%" PRIu64
-           ",\"chunks\":%" PRIu64 ",\"reply_tokens\":%" PRIu64
+           ",\"body_bytes\":%" PRIu64 ",\"chunks\":%" PRIu64 ",\"reply_tokens\":%" PRIu64
            ",\"seconds\":%.6f,\"cpu_seconds\":%.6f,\"reply_seconds\":%.6f",
            total.replies - at_start.replies, total.failed, total.bytes - at_start.bytes,
-           total.chunks - at_start.chunks, reply_tokens, (double)(now - start_us) * 1e-6,
-           cpu_seconds() - start_cpu, (double)(last_end_us - first_end_us) * 1e-6);
+           total.body_bytes - at_start.body_bytes, total.chunks - at_start.chunks, reply_tokens,
+           (double)(now - start_us) * 1e-6, cpu_seconds() - start_cpu,
+           (double)(last_end_us - first_end_us) * 1e-6);
     printf(",\"first_byte_ms\":[%.3f,%.3f],\"whole_ms\":[%.3f,%.3f]}\n",
            percentile(first_byte_us, 50), percentile(first_byte_us, 99), percentile(whole_us, 50),
            percentile(whole_us, 99));

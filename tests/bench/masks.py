@@ -29,6 +29,8 @@ BYTES_COUNT = 4000
 RECORD_BYTES = 40
 FRAME_BYTES = 50
 WIDE = 1000  # from here on rows are measured with every number of router threads
+# A width of its own for every row, as kernels/sim_rows.h has them: what they are on average, and at most.
+REALISTIC, REALISTIC_MEAN, REALISTIC_MAX = 0, 8, 256
 # What the sim device logs of its steps: how many, how late they ended, after which pause the next one followed.
 STEPS = re.compile(r"sim: (\d+) steps, .* ended (\d+) us late .* followed after (\d+) us")
 DEVICE = "sim-device"  # the thread of the sim device, which is no part of the pipeline
@@ -36,6 +38,10 @@ DEVICE = "sim-device"  # the thread of the sim device, which is no part of the p
 
 def numbers(text):
     return [int(part) for part in text.split(",")]
+
+
+def widths(text):
+    return [REALISTIC if part == "realistic" else int(part) for part in text.split(",")]
 
 
 def words(text):
@@ -48,7 +54,7 @@ def parse():
     parser.add_argument("--command", default="tests/bench/masks", help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--step-us", type=int, default=14000)
-    parser.add_argument("--widths", type=numbers, default=[20, 1000, 8192])
+    parser.add_argument("--widths", type=widths, default=[20, 1000, 8192, REALISTIC])
     parser.add_argument("--modes", type=words, default=["selected", "support"])
     parser.add_argument("--formats", type=words, default=["json", "packed", "safetensors"])
     parser.add_argument("--replies", type=words, default=["whole", "stream"])
@@ -73,19 +79,19 @@ class Row:
     threads: int
     reply: str  # whole, stream
     mode: str  # off, selected, support
-    width: int  # 0 with masks off
+    width: int  # 0 with masks off; REALISTIC
     format: str  # json, packed, safetensors; "" with masks off
     tokens: int  # of a reply, on average
 
     def title(self):
         if self.mode == "off":
             return f"off ({self.tokens} tokens a reply)"
-        return f"{self.mode} {self.width}, {self.format}"
+        return f"{self.mode} {self.width or 'realistic'}, {self.format}"
 
     def frame_bytes(self):
         """From decode to the router, for each token."""
         numbers = {"off": 0, "selected": 1, "support": 2}[self.mode]
-        return FRAME_BYTES + RECORD_BYTES + 4 * numbers * self.width
+        return FRAME_BYTES + RECORD_BYTES + 4 * numbers * (self.width or REALISTIC_MEAN)
 
     def body(self):
         """The fields of a request, but its prompt and its length."""
@@ -102,14 +108,29 @@ def rows_of(options, threads):
     is_first = threads == options.threads[0]
     rows = []
     for reply in options.replies:
-        lengths = {width: options.tokens or (128 if width <= WIDE else 32) for width in options.widths}
-        widths = [width for width in options.widths if is_first or width >= min(WIDE, max(options.widths))]
+        fixed = fixed_widths(options)
+        lengths = {width: options.tokens or (128 if width <= WIDE else 32) for width in fixed}
+        widths = [width for width in fixed if is_first or width >= min(WIDE, max(fixed))]
         for tokens in sorted({lengths[width] for width in widths}, reverse=True):
             rows.append(Row(threads, reply, "off", 0, "", tokens))
         for width in widths:
             for mode in options.modes:
                 rows += [Row(threads, reply, mode, width, format, lengths[width]) for format in options.formats
                          if format != "safetensors" or is_a_file(reply, mode, threads == options.threads[0])]
+    return rows
+
+
+def fixed_widths(options):
+    return [width for width in options.widths if width != REALISTIC]
+
+
+def realistic_rows(options):
+    """Of one mode, for the first number of threads; masks off only where no other row has them at that length."""
+    rows, tokens = [], options.tokens or 128
+    for reply in options.replies:
+        if not any(width <= WIDE for width in fixed_widths(options)):
+            rows.append(Row(options.threads[0], reply, "off", 0, "", tokens))
+        rows += [Row(options.threads[0], reply, options.modes[-1], REALISTIC, format, tokens) for format in options.formats if format != "safetensors"]
     return rows
 
 
@@ -139,14 +160,15 @@ class Process:
         return own, device
 
 
-def start_cluster(options, threads):
-    widest = max(options.widths)
+def start_cluster(options, threads, is_realistic):
+    widest = REALISTIC_MAX if is_realistic else max(fixed_widths(options))
+    support = "realistic" if is_realistic else str(widest)
     connections = connections_of(options)
     router = f"--http-threads {threads} --sampling-mask-max-tokens {widest + 1024} --incremental-streaming-output "
     router += "--reply-memory 6G --requests-max 4096"
     prefill = "--sim-step-us 1000 --prompts-max 16 --sequences-max 128 --prefix-cache off --kv-pages 4096"
     decode = f"--sim-step-us {options.step_us} --sim-report-ms {max(10, options.window_ms // 8)} --sequences-max {options.batch} --kv-pages {64 * options.batch}"
-    return Cluster(options.tokenizer or tiny_model("llama"), shared=["--sim-support", str(widest)], options=[
+    return Cluster(options.tokenizer or tiny_model("llama"), shared=["--sim-support", support], options=[
         "--device", "sim", "--router-options", router, "--prefill-options", prefill, "--decode-options", decode])
 
 
@@ -161,7 +183,7 @@ def connections_of(options):
 def request_of(row, prompt, tokens):
     sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 1.0}
     if row.mode != "off":
-        sampling["top_k"] = row.width
+        sampling["top_k"] = row.width or REALISTIC_MAX
     return {"input_ids": prompt, "sampling_params": sampling, **row.body()}
 
 
@@ -206,20 +228,24 @@ def check_reply(row, reply):
     if row.format == "packed":
         return "output_token_sampling_packed" in keys
     widths = [len(ids) for meta in metas for ids in meta["output_token_sampling_mask"]]
-    if widths != [row.width] * row.tokens:
+    if row.width == REALISTIC:
+        is_good = len(widths) == row.tokens and len(set(widths)) > 1 and 1 <= min(widths) and max(widths) <= REALISTIC_MAX
+    else:
+        is_good = widths == [row.width] * row.tokens
+    if not is_good:
         sys.exit(f"{row}: rows of {sorted(set(widths))}, {len(widths)} of them")
     return True
 
 
 def probe(cluster, row):
-    """Bytes of a reply, per token, with nothing else going on. None: no such format."""
+    """Bytes of a reply per token, with nothing else going on: of its body alone, and with the head. None: no such format."""
     cluster.wait_at_rest()
     body = request_of(row, list(range(PROMPT_TOKENS)), row.tokens)
     reply = cluster.request("POST", "/generate", body, {"Accept": accepted(row)})
     if not check_reply(row, reply):
         return None
     head = sum(len(name) + len(value) + 4 for name, value in reply.headers.items())
-    return (len(reply.body) + head) / row.tokens
+    return len(reply.body) / row.tokens, (len(reply.body) + head) / row.tokens
 
 
 def relay(options, row, reply_bytes):
@@ -283,19 +309,20 @@ def load(options, cluster, row, reply_bytes):
     return answer, cpu
 
 
-def rate_of(answer, reply_bytes):
-    if reply_bytes >= BYTES_COUNT:
-        return answer["bytes"] / reply_bytes / answer["seconds"]
+def rate_of(answer, body_bytes):
+    if body_bytes >= BYTES_COUNT:
+        return answer["body_bytes"] / body_bytes / answer["seconds"]
     return answer["reply_tokens"] / max(1e-6, answer["reply_seconds"])
 
 
 def measure_row(options, cluster, row, results):
-    reply_bytes = probe(cluster, row)
-    if reply_bytes is None:
+    probed = probe(cluster, row)
+    if probed is None:
         results.missing.add(row.format)
         return
-    answer, cpu = load(options, cluster, row, reply_bytes)
-    rate = rate_of(answer, reply_bytes)
+    body_bytes, reply_bytes = probed
+    answer, cpu = load(options, cluster, row, body_bytes)
+    rate = rate_of(answer, body_bytes)
     figures = {
         "rate": rate,
         "relay": relay(options, row, reply_bytes),
@@ -328,9 +355,13 @@ def measure(options):
     results = Results()
     for number in range(options.rounds):
         say(f"round {number + 1} of {options.rounds}, load {os.getloadavg()[0]:.1f}")
-        for threads in options.threads:
-            with start_cluster(options, threads) as cluster:
+        for threads in options.threads if fixed_widths(options) else []:
+            with start_cluster(options, threads, False) as cluster:
                 for row in rows_of(options, threads):
+                    measure_row(options, cluster, row, results)
+        if REALISTIC in options.widths:
+            with start_cluster(options, options.threads[0], True) as cluster:
+                for row in realistic_rows(options):
                     measure_row(options, cluster, row, results)
     return results
 

@@ -21,7 +21,8 @@ each of {batch} sequences, {ideal:.0f} tokens/s when nothing else costs time. {c
 keep-alive connections by a client that only finds the end of each reply; a connection sends the next one when its reply
 is complete. Replies have between half and one and a half times the tokens they have on average (128; 32 in the widest
 rows), so that they end all the time. *tokens/s* is what arrived at the client in {window:g} s a row: tokens of
-complete replies, or, where a token has more than 4000 bytes, the bytes over those of one token. *Whole* replies are sent
+complete replies, or, where a token has more than 4000 bytes, the bytes of bodies over those of one token. *Realistic*
+rows have widths of their own: median 2, mean 8, 82 at 99 %. *Whole* replies are sent
 when complete, *streams* are incremental, with an event for every token.
 
 *Of off* is the share of the same row with masks off. *Relay* is three bare processes with the same bytes: one has the
@@ -104,6 +105,8 @@ def check_goals(page, results):
         off = median(results, off_of(rows, row), "rate")
         name = f"{row.title()}, {row.reply}, {row.threads} router thread{'s' if row.threads > 1 else ''}"
         is_widest = row.width == max(other.width for other in rows) and row.width > 1000
+        if row.width == 0:
+            continue  # realistic: the issue has no goal for them
         if row.format != "json" and is_widest:
             page.goal(f"{name}, of the relay", share(speed, relay), GOALS["relay"])
         elif row.format != "json" and off and relay >= GOALS["packed"] * off:

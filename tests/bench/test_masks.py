@@ -37,7 +37,7 @@ def tables(text):
 
 @case
 def every_row_has_figures():
-    command = ["tests/bench/masks", "--smoke", "--batch", "4", "--step-us", "500", "--widths", "5,60", "--tokens", "6"]
+    command = ["tests/bench/masks", "--smoke", "--batch", "4", "--step-us", "500", "--widths", "5,60,realistic", "--tokens", "6"]
     command += ["--modes", "support", "--warmup-ms", "50", "--window-ms", "100"]
     environment = dict(os.environ, BATON_BENCH_BUILD=str(pathlib.Path(BENCH).parent), BATON_PYTHON=sys.executable)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
@@ -56,6 +56,9 @@ def every_row_has_figures():
         check(float(rows["Streams, 2 router threads", "support 60, json"][0]) > 0, "wide rows are measured again")
     check(float(rows["Whole replies, 1 router thread", "support 60, safetensors"][0]) > 0, "files")
     check(("Streams, 1 router thread", "support 60, safetensors") not in rows, "files in streams")
+    check(float(rows["Streams, 1 router thread", "support realistic, packed"][0]) > 0, "realistic rows")
+    check(("Streams, 2 router threads", "support realistic, packed") not in rows, "realistic rows are measured once")
+    equal(len([title for heading, title in rows if title.startswith("off ")]), 4)
     check("## Goals" in done.stdout, "goals")
     check(str(ROOT) not in done.stdout and "/tmp" not in done.stdout, "folders on the page")
 
@@ -80,6 +83,7 @@ def a_page_says_what_was_missed():
         row(threads, "whole", "off", 0, "", 1000.0, 1100.0)
         row(threads, "whole", "off", 0, "", 900.0, 1100.0, 48)
     row(1, "whole", "support", 20, "packed", 985.0, 1000.0)  # reached
+    row(1, "whole", "support", masks.REALISTIC, "packed", 500.0, 1000.0)  # no goal
     row(1, "whole", "selected", 1000, "packed", 975.0, 1000.0)  # missed
     row(1, "whole", "support", 1000, "packed", 500.0, 900.0)  # the relay does not allow it
     row(1, "whole", "support", 8192, "packed", 390.0, 500.0, 48)  # missed: 78 % of the relay
@@ -96,6 +100,7 @@ def a_page_says_what_was_missed():
     check(f"- {name}, 2 router threads through 1, of what the cores allow: 0.80 (goal: at least 0.85)" in goals, goals)
     rows = tables(page)
     equal(rows["Whole replies, 1 router thread", "support 8192, packed"][:4], ["390", "43.3 %", "500", "78.0 %"])
+    equal(rows["Whole replies, 1 router thread", "support realistic, packed"][:2], ["500", "50.0 %"])
     equal(rows["JSON with more router threads", name], ["40.0 %", "0.04", "2", "1.60", "2.00"])
     equal(rows["JSON with more router threads", "selected 1000, json, whole"], ["99.0 %", "0.10", "2", "1.00", "1.01"])
     check("### Streams" not in page, "tables without rows")
@@ -158,7 +163,8 @@ def the_client_finds_the_end_of_every_reply():
     equal((end["replies"], end["failed"], end["chunks"]), (13, 0, 3 * (1 + 5)))
     # Five lines, then the last two again and again; the first reply's tokens are not counted.
     equal(end["reply_tokens"], 10 + 100 + 1000 + 10000 + 4 * 1000 + 4 * 10000)
-    check(3000 + 6 * 70000 < end["bytes"] < 3000 + 6 * 72000 + 13 * 300, end)
+    equal(end["body_bytes"], 1000 * 6 + (700 + 4 + 70000) * 6)
+    check(0 < end["bytes"] - end["body_bytes"] < 13 * 300, end)
     equal([kind for kind, _, _ in Answers.seen][:13], ["whole", "chunks", "empty"] + ["chunks", "whole"] * 5)
     equal({(accept, path) for _, accept, path in Answers.seen}, {("a/b", "/p")})
     check(0 < end["first_byte_ms"][0] <= end["whole_ms"][0] <= end["whole_ms"][1], end)

@@ -428,6 +428,46 @@ static void invalid_logits(void **state) {
     bench_destroy(&b);
 }
 
+/* Hashes at their ends, which come once in 2^31 draws of an id: an exponential of 0 over a weight
+ * of 0 is no number, the largest noise beats everything, and the smallest is cut off. */
+static void ends_of_the_hash(void **state) {
+    (void)state;
+    bench b = bench_create();
+    static const struct {
+        uint32_t position, column, hash;
+    } ends[] = {{6150874, 224, 0xffffffffU},
+                {25528917, 102, 0xffffffffU},
+                {13861281, 257, 0xfffffffeU},
+                {49829921, 53, 0xfffffffeU},
+                {22805796, 57, 0},
+                {33337496, 232, 0}};
+    static const float logits[] = {0.0F, -30.0F, -87.0F, -88.0F, 0.0F};
+    const uint32_t vocab = 300;
+    for (size_t i = 0; i < BT_ARRAY_COUNT(ends) * BT_ARRAY_COUNT(logits); i++) {
+        const uint32_t column = ends[i / BT_ARRAY_COUNT(logits)].column;
+        const uint32_t position = ends[i / BT_ARRAY_COUNT(logits)].position;
+        const uint32_t hash = ends[i / BT_ARRAY_COUNT(logits)].hash;
+        const size_t kind = i % BT_ARRAY_COUNT(logits);
+        assert_int_equal(sampler_hash(1234, position, column), hash);
+        for (uint32_t id = 0; id < vocab; id++) {
+            b.logits[id] = id % 3 == 0 ? 0.0F : -3.0F;
+        }
+        b.logits[column] = kind == 4 ? -math_inf_f32() : logits[kind];
+        const sampler_params params = {.temperature = 1.0F,
+                                       .top_p = 1.0F,
+                                       .mask_mode = SAMPLER_MASK_SUPPORT,
+                                       .mask_max_tokens = vocab,
+                                       .wants_logprob = 1,
+                                       .seed = 1234};
+        compare(&b, &params, vocab, position);
+        const bool is_possible = kind < 3; /* e^-88 is below 2^-126 */
+        assert_int_equal(b.want.row.cap_needed, is_possible ? vocab : vocab - 1);
+        if (hash != 0 && kind == 0) assert_int_equal(b.want.row.token, column);
+        if (hash == 0 || !is_possible) assert_int_not_equal(b.want.row.token, column);
+    }
+    bench_destroy(&b);
+}
+
 static void unknown_instruction_sets_are_refused(void **state) {
     (void)state;
     sampler_workspace *workspace = NULL;
@@ -449,6 +489,7 @@ int main(void) {
         cmocka_unit_test(bounded_rows),
         cmocka_unit_test(scored_rows),
         cmocka_unit_test(invalid_logits),
+        cmocka_unit_test(ends_of_the_hash),
         cmocka_unit_test(unknown_instruction_sets_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -113,7 +113,8 @@ bool api_item_keeps_prompt(const api_call *call, const api_item *item);
 /* All samples are over, and all of them failed. */
 bool api_samples_are_failed(const api_call *call);
 bool api_samples_are_over(api_call *call);
-/* Of failed samples, what the client is told in place of a reply: 500 before 503 before 400. */
+/* Of failed samples, what the client is told in place of a reply: 500 before 503 before 400,
+ * and of overflows the one that needs the largest cap. */
 const api_finish *api_samples_worst(const api_call *call);
 
 #endif

@@ -233,11 +233,18 @@ static int severity_of(int http_status) {
     return http_status > 500 ? 2 : 1;
 }
 
+/* Of overflows the one that needs the most: with that cap none of them would have been. */
+static bool is_worse(const api_finish *finish, const api_finish *than) {
+    const int severity = severity_of(finish->http_status);
+    const int other = severity_of(than->http_status);
+    return severity != other ? severity > other : finish->cap_needed > than->cap_needed;
+}
+
 const api_finish *api_samples_worst(const api_call *call) {
     const api_finish *worst = &call->samples[0].finish;
     for (uint32_t i = 1; i < api_samples_of(call); i++) {
         const api_finish *finish = &call->samples[i].finish;
-        if (severity_of(finish->http_status) > severity_of(worst->http_status)) worst = finish;
+        if (is_worse(finish, worst)) worst = finish;
     }
     return worst;
 }

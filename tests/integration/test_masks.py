@@ -117,6 +117,94 @@ def an_overflow_keeps_what_there_is():
 
 
 @case
+def samples_that_all_overflow_name_the_largest_need():
+    """Each draws its own way, so each needs its own; the reply is one sentence."""
+    p = {"temperature": 1.0, "n": 4, "max_new_tokens": 60, "ignore_eos": True}
+    for seed in range(40):
+        p |= {"sampling_seed": seed, "min_p": 0.38}
+        sizes = [[s for s in sample["meta_info"]["output_token_sampling_support_sizes"] if s > CAP]
+                 for sample in good(p, sampling_mask_mode="bounded")]
+        if all(sizes) and sizes[0][0] < max(over[0] for over in sizes):
+            break
+    else:
+        raise AssertionError("no seed of which the first sample needs the least")
+    lost = ask(p)
+    equal((lost.status, lost.json["error"]["message"]), (400, OVERFLOW.format(max(over[0] for over in sizes))))
+    for stream in (False, True):
+        kept = ask(p, on_mask_overflow="return_partial", stream=stream)
+        last = {e["index"]: e for e in kept.events} if stream else dict(enumerate(kept.json))
+        equal([last[i]["meta_info"]["sampling_mask_required"] for i in range(4)], [over[0] for over in sizes])
+
+
+@case
+def a_support_is_the_head_of_the_largest():
+    """Numbers of a draw that come from other places: the largest, asked ids, and the row."""
+    for p in ({"top_k": 8}, {"min_p": 0.95}, {"top_k": 30, "sampling_filter": "rank"},
+              {"temperature": 0.3, "top_k": 5, "frequency_penalty": 1.5, "repetition_penalty": 1.3}):
+        whole = good(params(**p), return_logprob=True, top_logprobs_num=64, token_ids_logprob=[3, 60, 3],
+                     logprob_start_len=0)
+        meta = whole["meta_info"]
+        check_rows(meta, whole["output_ids"], "support")
+        for t, (row, values) in enumerate(zip(meta[MASK], meta[LOGPROBS])):
+            tops = meta["output_top_logprobs"][t]
+            equal(row, [i for _, i, _ in tops][:len(row)], f"{p}, row {t}")
+            shifts = [value - top[0] for value, top in zip(values, tops)]
+            check(min(shifts) >= 0 and max(shifts) - min(shifts) < 1e-5, f"{p}, row {t}: {shifts}")
+            equal([i for _, i, _ in meta["output_token_ids_logprobs"][t]], [3, 60, 3])
+
+
+def of_a_cap(cap):
+    """What fits is whole, what does not is refused or cut; a cap above the vocabulary refuses nothing."""
+    widest = min(cap, 2100)
+    for mode in ("selected", "support"):
+        greedy = good({"temperature": 0, "max_new_tokens": 3}, mode=mode)
+        check_rows(greedy["meta_info"], greedy["output_ids"], mode, top_k=1)
+        for k in (2, 3):
+            for stream in (False, True):
+                reply = ask(params(top_k=k), mode=mode, stream=stream)
+                if k <= cap:
+                    equal((reply.status, len(reply.events if stream else reply.json)), (200, 8 if stream else 3))
+                    continue
+                equal((reply.status, reply.json["error"]["message"]),
+                      (400, OVERFLOW.replace("tokens=64", f"tokens={cap}").format(k)))
+        equal(ask(params(), mode=mode).status, 200 if cap >= 2100 else 400, "no filter")
+        for whole in good(params(n=2), mode=mode, sampling_mask_mode="bounded", return_logprob=True):
+            meta = whole["meta_info"]
+            for t, token in enumerate(whole["output_ids"]):
+                row, value = meta[MASK][t], meta[LOGPROBS][t]
+                equal((len(row), meta["output_token_sampling_support_sizes"][t],
+                       meta["output_token_sampling_mask_truncated"][t]), (widest, 2100, cap < 2100))
+                # Nothing is filtered: the support is the vocabulary.
+                equal(value[row.index(token)] if mode == "support" else value,
+                      meta["output_token_logprobs"][t][0])
+
+
+@case
+def caps_of_one_and_two_and_above_the_vocabulary():
+    global cluster
+    outer = cluster
+    try:
+        for cap in (1, 2, 65536):
+            with Cluster(tiny_model("wide"), shared=["--sampling-mask-max-tokens", str(cap)]) as cluster:
+                of_a_cap(cap)
+    finally:
+        cluster = outer
+
+
+@case
+def what_cannot_be_drawn_makes_room():
+    """Nothing filters, but no more ids than the cap are left."""
+    for left in (CAP, CAP + 1):
+        p = params(custom_params={"token_ids": list(range(2100 - left))})
+        reply = ask(p, custom_logit_processor=PROCESSOR)
+        equal(reply.status, 200 if left == CAP else 400, reply.body[:200])
+        if left == CAP:
+            equal({len(row) for row in reply.json["meta_info"][MASK]}, {CAP})
+        else:
+            check(f"all {left} ids are in the support" in reply.json["error"]["message"], reply.body)
+
+
+@case
 def each_sample_and_item_keeps_its_own():
     """Of three items the middle one fits."""
     fits = {**grows(), "logit_bias": ties(*range(100, 140)), "max_new_tokens": 5}

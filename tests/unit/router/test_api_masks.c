@@ -581,6 +581,14 @@ static void test_overflow_of_some(void **state) {
         }
         api_fixture_length(f);
         assert_int_equal(f->status, 400);
+        /* The sentence says which cap would have sufficed for all of them. */
+        assert_true(api_fixture_ask(f, API_GENERATE, BODIES[i]));
+        overflow(f, 0, 77);
+        overflow(f, 1, 79);
+        overflow(f, 2, 78);
+        api_fixture_length(f);
+        assert_string_equal(api_fixture_body(f),
+                            "{\"error\":{\"message\":\"" OVERFLOW " Required: 79.\"}}");
     }
     /* Only one of the items asked for what there is. */
     assert_true(api_fixture_ask(f, API_GENERATE,

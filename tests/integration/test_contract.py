@@ -331,6 +331,50 @@ def incremental_events():
         equal(events[-1]["meta_info"]["finish_reason"], {"type": "length", "length": 20})
 
 
+def stops_inside_characters(is_incremental):
+    """Draws of a few bytes give characters, broken ones and pieces of them. Text is held back while it
+    could become a stop string; ids and rows are those of the tokens up to the one that completed it."""
+    stopped = 0
+    for seed in range(36):
+        ids = [[0xE2, 0x82, 0xAC, 0x61], [0xF0, 0x9F, 0x98, 0x80, 0x61], [0xC3, 0xA9, 0x61, 0x62]][seed % 3]
+        stops = [["\u20aca"], ["a\u20ac"], ["aba", "bab"], ["\ufffda"], ["a\u00e9", "\U0001f600"],
+                 ["\u00e9\u00e9", "aa"], ["\u00e9b"]][seed % 7]
+        p = {"logit_bias": ties(*ids), "sampling_seed": seed, "no_stop_trim": seed % 2 == 0}
+        free = ask(60, mask="support", p=p).json
+        equal(free["text"], bytes(free["output_ids"]).decode("utf-8", "replace"), "the bytes that were drawn")
+        whole = ask(60, mask="support", p={**p, "stop": stops}).json
+        count, finish = len(whole["output_ids"]), whole["meta_info"]["finish_reason"]
+        equal(whole["output_ids"], free["output_ids"][:count])
+        for key in META_MASK[:2]:
+            equal(whole["meta_info"][key], free["meta_info"][key][:count], key)
+        equal(whole["meta_info"][META_MASK[2]], count)
+        found = [free["text"].find(stop) for stop in stops if stop in free["text"][:-4]]
+        equal(finish["type"], "stop" if found else finish["type"], f"{stops} in {free['text']!r}")
+        if finish["type"] == "stop":
+            stopped += 1
+            text = whole["text"] if p["no_stop_trim"] else whole["text"] + finish["matched"]
+            check(free["text"].startswith(text) and text.endswith(finish["matched"]), f"{text!r}, {finish}")
+            check(all(stop not in text[:-1] for stop in stops), f"{text!r} holds {stops} before its end")
+            check("\ufffd" in finish["matched"] or text == bytes(whole["output_ids"]).decode("utf-8", "replace"),
+                  "the token that completed it is the last")
+        for interval in (1, 3):
+            events = ask(60, stream=True, mask="support", p={**p, "stop": stops, "stream_interval": interval}).events
+            join = (lambda lists: [x for part in lists for x in part]) if is_incremental else (lambda lists: lists[-1])
+            equal("".join(join([list(e["text"]) for e in events])), whole["text"], f"{stops}")
+            equal(join([e["output_ids"] for e in events]), whole["output_ids"])
+            for key in META_MASK[:2]:
+                equal(join([e["meta_info"].get(key, []) for e in events]), whole["meta_info"][key], key)
+            for event in events:
+                equal(len(event["meta_info"].get(META_MASK[0], [])), len(event["output_ids"]), "a row for each id")
+            equal(events[-1]["meta_info"]["finish_reason"], finish)
+    check(stopped > 10, f"{stopped} replies were stopped")
+
+
+@case
+def stop_strings_and_rows():
+    stops_inside_characters(is_incremental=False)
+
+
 @case
 def streams_of_deltas():
     global cluster
@@ -340,6 +384,7 @@ def streams_of_deltas():
                                                  "--incremental-streaming-output"]) as cluster:
             incremental_events()
             overflow_in_a_stream(is_incremental=True)
+            stops_inside_characters(is_incremental=True)
     finally:
         cluster = outer
 

@@ -197,6 +197,31 @@ def whole_replies_of_many_items_go_through_little_memory():
           "the rows are too narrow to show anything")
 
 
+@case
+def the_longest_list():
+    """512 prompts with masks, by the defaults, in each form."""
+    fields = dict(input_ids=[[i % 200 + 1, 7, i // 200 + 3] for i in range(512)], return_sampling_mask=True,
+                  sampling_logprobs_mode="support", sampling_params=sample(max_new_tokens=3))
+    with Cluster(tiny_model()) as other:
+        lists = other.generate(**fields).json
+        packed = other.generate(**fields, sampling_mask_format="packed").json
+        file = other.request("POST", "/generate", fields, headers={"Accept": "application/x-safetensors"})
+        events = other.generate(**fields, stream=True).events
+        refused = other.generate(**{**fields, "input_ids": [[1]] * 513})
+        equal((refused.status, refused.json["error"]["message"]),
+              (400, "a list of 513 prompts is longer than --batch-max=512."))
+    tensors = tensors_of(file.body)
+    last = {event["index"]: event for event in events}
+    equal((len(lists), len(packed), len(last)), (512,) * 3)
+    for i, item in enumerate(lists):
+        rows = item["meta_info"]["output_token_sampling_mask"]
+        flat = [id for row in rows for id in row]
+        data = base64.b64decode(packed[i]["meta_info"]["output_token_sampling_packed"]["token_ids"]["data"])
+        equal(list(struct.unpack(f"<{len(flat)}i", data)), flat)
+        equal(tensors[f"{i}.sampling_mask_token_ids"], flat)
+        equal(last[i]["meta_info"]["output_token_sampling_mask"], rows)
+
+
 if __name__ == "__main__":
     with Cluster(tiny_model(), shared=["--batch-max", "40", "--reply-memory", "100K",
                                        "--sampling-mask-max-tokens", str(CAP)]) as cluster:

@@ -1,11 +1,12 @@
 """Unmodified clients: curl and the openai package."""
 
 import json
+import socket
 import subprocess
 
 import openai
 
-from harness import Cluster, case, check, equal, run_cases, tiny_model
+from harness import Cluster, case, check, check_rows, equal, run_cases, tiny_model
 
 cluster = None
 
@@ -236,6 +237,87 @@ def openai_completions_have_its_errors():
                 raise AssertionError(f"{fields} was accepted")
             except openai.BadRequestError as error:
                 check(word in str(error), str(error))
+
+
+IDS = [5, 9, 33, 70, 12, 8, 41]
+
+
+@case
+def trainers():
+    """Bodies as trainers send them, and what they read of the answer."""
+    def ask(**fields):
+        reply = cluster.generate(input_ids=IDS, **fields)
+        equal(reply.status, 200, reply.body[:300])
+        meta = reply.json["meta_info"]
+        if fields.get("return_logprob"):
+            equal([x[1] for x in meta["output_token_logprobs"]], reply.json["output_ids"])
+            equal(len(meta["output_token_logprobs"]), meta["completion_tokens"])
+        check(meta["finish_reason"]["type"] in ("length", "stop"), meta["finish_reason"])
+        return reply.json
+    rollout = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 16, "stop": None,
+               "stop_token_ids": None, "skip_special_tokens": False, "no_stop_trim": True,
+               "spaces_between_special_tokens": False}
+    equal(ask(return_logprob=True, sampling_params=rollout)["meta_info"]["weight_version"], "default")
+    masked = ask(rid="0f", extra_key="a", lora_path=None, return_logprob=True, return_sampling_mask=True,
+                 sampling_logprobs_mode="support", return_outputs_via_store=False,
+                 sampling_params={**rollout, "top_p": 0.97, "top_k": 50})
+    check_rows(masked["meta_info"], masked["output_ids"], "support")
+    for row, values, (full, token, _) in zip(masked["meta_info"]["output_token_sampling_mask"],
+                                             masked["meta_info"]["output_token_sampling_logprobs"],
+                                             masked["meta_info"]["output_token_logprobs"]):
+        check(full <= values[row.index(token)] <= 0, "selected below the vocabulary's, or above 0")
+    ask(image_data=None, stream=False, return_logprob=True,
+        sampling_params={"temperature": 0.0, "top_k": 100000000, "max_new_tokens": 4, "stop_token_ids": [1, None],
+                         "frequency_penalty": 0.0})
+    stored = cluster.generate(input_ids=IDS, return_outputs_via_store=True, return_sampling_mask=True)
+    equal(stored.status, 400)
+    check("return_outputs_via_store" in stored.json["error"]["message"], stored.body)
+    info = cluster.get("/server_info").json
+    equal((info["sampling_mask_max_tokens"], info["speculative_algorithm"]), (4096, None))
+
+
+def until_closed(data):
+    with socket.create_connection((cluster.host, cluster.port), timeout=60) as s:
+        s.sendall(data)
+        answer = b""
+        while chunk := s.recv(65536):
+            answer += chunk
+    return answer
+
+
+def over_http(version, fields, extra=""):
+    body = json.dumps({"input_ids": IDS, "return_sampling_mask": True, "sampling_logprobs_mode": "support",
+                       "sampling_params": {"max_new_tokens": 6, "top_k": 8, "sampling_seed": 3, "ignore_eos": True},
+                       **fields}).encode()
+    return f"POST /generate HTTP/{version}\r\nHost: a\r\nContent-Length: {len(body)}\r\n{extra}\r\n".encode() + body
+
+
+def rows_of(text):
+    meta = json.loads(text)["meta_info"]
+    return meta.get("output_token_sampling_packed") or meta["output_token_sampling_mask"]
+
+
+@case
+def masks_over_any_http():
+    """HTTP/1.0 has no chunks: a stream ends with its connection. Pipelined requests are answered in order."""
+    expected = {form: rows_of(cluster.request("POST", "/generate", over_http(
+        "1.1", {"sampling_mask_format": form}).split(b"\r\n\r\n", 1)[1]).body) for form in ("json", "packed")}
+    for form in expected:
+        for stream in (False, True):
+            head, body = until_closed(over_http("1.0", {"sampling_mask_format": form, "stream": stream})).split(
+                b"\r\n\r\n", 1)
+            check(b"chunked" not in head and b"Connection: close" in head, head)
+            if stream:
+                check(body.endswith(b"\n\ndata: [DONE]\n\n"), body[-100:])
+                body = body.split(b"\n\n")[-3].removeprefix(b"data: ")
+            equal(rows_of(body), expected[form], f"{form}, stream {stream}")
+    forms = ["json", "packed", "json", "packed"]
+    asked = [over_http("1.1", {"sampling_mask_format": f, "rid": f"p{i}"},
+                       "Connection: close\r\n" if i == 3 else "") for i, f in enumerate(forms)]
+    answers = until_closed(b"".join(asked)).split(b"HTTP/1.1 200 OK\r\n")[1:]
+    bodies = [answer.split(b"\r\n\r\n", 1)[1] for answer in answers]
+    equal([json.loads(body)["meta_info"]["id"] for body in bodies], ["p0", "p1", "p2", "p3"])
+    equal([rows_of(body) for body in bodies], [expected[f] for f in forms])
 
 
 if __name__ == "__main__":

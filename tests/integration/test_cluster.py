@@ -1,5 +1,6 @@
 """The cluster record's refusals, processes that die, clients that leave, slow readers."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -431,10 +432,20 @@ def requests_wait_for_workers_that_come_back():
 
 @case
 def workers_find_a_restarted_router():
+    """A stream with masks is cut where it is: without an end nobody takes it for a whole reply."""
+    masked = {"input_ids": [1, 2, 3], "return_sampling_mask": True, "sampling_params": LONG}
     with Cluster(tiny_model(), on_death="restart") as cluster:
         workers = cluster.pids("prefill") + cluster.pids("decode")
         http, control = cluster.address, control_address(cluster)
+        expected = cluster.generate(**masked).json
+        stream = open_stream(cluster, {**LONG, "max_new_tokens": 2000}, return_sampling_mask=True)
         os.kill(cluster.pids("router")[0], signal.SIGKILL)
+        told = b""
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := stream.recv(65536):
+                told += chunk
+        check(b"[DONE]" not in told and not told.endswith(b"\r\n0\r\n\r\n"), told[-200:])
+        stream.close()
 
         def is_back():
             try:
@@ -445,6 +456,9 @@ def workers_find_a_restarted_router():
         wait_until(is_back, "the router serves again")
         equal(cluster.pids("prefill") + cluster.pids("decode"), workers, "the workers stayed")
         equal(cluster.generate(input_ids=[1, 2], sampling_params=SHORT).status, 200)
+        again = cluster.generate(**masked).json
+        for key in ("output_token_sampling_mask", "output_token_sampling_logprobs"):
+            equal(again["meta_info"][key], expected["meta_info"][key], key)
         equal((cluster.address, control_address(cluster)), (http, control))
 
 

@@ -6,6 +6,8 @@ import base64
 import json
 import struct
 
+import openai
+
 from harness import Cluster, case, check, check_rows, equal, joined_runs, run_cases, tiny_model
 
 IDS = [5, 9, 33, 70, 12, 8, 41]
@@ -268,6 +270,29 @@ def a_later_overflow_tells_what_was_drawn():
         for key in MASK_KEYS:
             equal(streamed["meta"][key], whole["meta"][key])
     small.wait_at_rest()
+
+
+@case
+def the_package_raises_what_ends_a_stream():
+    """The tokens before it have been read; a request that fails as a whole is its own exception."""
+    params, _, needed, ids = overflowing()
+    client = openai.OpenAI(base_url=small.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    fields = dict(model="m", prompt=IDS, max_tokens=12, temperature=1.0, seed=params["seed"],
+                  extra_body={**MASKS, "min_p": params["min_p"], "ignore_eos": True})
+    told = []
+    try:
+        for chunk in client.completions.create(stream=True, **fields):
+            told += chunk.choices[0].model_dump()["response_token_ids"]
+        raise AssertionError("the stream ended as if nothing had happened")
+    except openai.APIError as error:
+        check(str(error).endswith(f" Required: {needed}."), str(error))
+        equal(error.body["code"], 400)
+    equal(told, ids)
+    try:
+        client.completions.create(**fields)
+        raise AssertionError("an overflow is a reply")
+    except openai.BadRequestError as error:
+        check(str(error.body["message"]).endswith(f" Required: {needed}."), str(error))
 
 
 def unpacked(array):

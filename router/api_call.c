@@ -52,7 +52,7 @@ static void init_item(api_call *call, uint32_t index, uint32_t first_sample) {
     item->first_sample = first_sample;
     item->sample_count = request->generation.samples;
     item->stores_rows = request->wants_logprob || request->generation.mask_mode != ROW_MASK_OFF;
-    prompt_logprobs_init(&item->prompt, request, call->options.limits);
+    prompt_logprobs_init(&item->prompt, request, &call->spill);
     for (uint32_t i = 0; i < item->sample_count; i++) {
         api_sample_init(call, first_sample + i, index);
     }
@@ -71,6 +71,7 @@ bt_status api_call_init(api_call *call, const api_call_options *options, api_bat
         return BT_ERR_WORKER_MEMORY;
     }
     call->options = *options;
+    reply_spill_init(&call->spill, options->limits);
     call->batch = *batch;
     memset(batch, 0, sizeof(*batch));
     call->request = &call->batch.items[0];
@@ -95,6 +96,7 @@ void api_call_fini(api_call *call) {
     for (uint32_t i = 0; i < api_samples_of(call); i++) {
         api_sample_fini(&call->samples[i]);
     }
+    reply_spill_fini(&call->spill);
     free_arrays(call);
     api_batch_fini(&call->batch);
 }

@@ -159,6 +159,7 @@ typedef struct api_call {
     api_call_options options;
     api_batch batch;
     const api_request *request; /* the first item's: what all items have in common */
+    reply_spill spill;          /* of all stores */
     api_item *items;            /* [batch.count] */
     api_sample *samples;        /* [sample_count] */
     uint32_t sample_count;

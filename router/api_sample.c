@@ -13,7 +13,7 @@ void api_sample_init(api_call *call, uint32_t sample, uint32_t item) {
     api_sample *s = &call->samples[sample];
     s->item = item;
     generation_init(&s->generation, call->items[item].request, call->options.settings->tokenizer);
-    reply_store_init(&s->store, call->options.limits);
+    reply_store_init(&s->store, &call->spill);
 }
 
 void api_sample_fini(api_sample *s) {
@@ -182,23 +182,18 @@ bt_status api_sample_take_rows(api_call *call, api_sample *s, const dispatch_row
 
 /* ---- a new try ------------------------------------------------------------------------------- */
 
-/* A sample that was ended here stands: the backend is being told, and what comes of it again would
- * be dropped. */
+/* Every sample that has ended is over. So is one that was ended here: the backend is being told,
+ * and what comes of it again is dropped. */
 void api_call_on_restart(api_call *call, uint32_t index) {
     BT_ASSERT(index < call->batch.count);
-    api_item *item = &call->items[index];
+    const api_item *item = &call->items[index];
     BT_ASSERT(!item->has_ended);
-    BT_ASSERT(!call->request->streams);
-    if (call->state != API_CALL_WAITING) return; /* all samples are over */
-    item->has_tokens = false;
+    BT_ASSERT(!call->request->streams); /* whose events were sent */
     for (uint32_t i = item->first_sample; i < item->first_sample + item->sample_count; i++) {
-        api_sample *s = &call->samples[i];
-        if (!s->has_ended && !api_sample_is_over(s)) {
-            api_sample_fini(s);
-            *s = (api_sample){0};
-            api_sample_init(call, i, index);
-        }
-        item->has_tokens = item->has_tokens || s->generation.count > 0;
+        if (api_sample_is_over(&call->samples[i])) continue;
+        api_sample_fini(&call->samples[i]);
+        call->samples[i] = (api_sample){0};
+        api_sample_init(call, i, index);
     }
 }
 

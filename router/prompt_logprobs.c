@@ -16,10 +16,10 @@ static size_t entry_bytes(const prompt_logprobs *p) {
     return sizeof(float) * (1 + 2 * (size_t)p->top_count + p->id_count);
 }
 
-void prompt_logprobs_init(prompt_logprobs *p, const api_request *request, reply_limits *limits) {
+void prompt_logprobs_init(prompt_logprobs *p, const api_request *request, reply_spill *spill) {
     const proto_generation *asked = &request->generation;
     memset(p, 0, sizeof(*p));
-    reply_store_init(&p->store, limits);
+    reply_store_init(&p->store, spill);
     p->is_wanted = asked->wants_prompt_logprobs != 0;
     p->from = asked->prompt_logprobs_from;
     if (p->is_wanted) p->expected = request->prompt.count - 1 - p->from;

@@ -26,7 +26,7 @@ typedef struct prompt_entry {
     const float *id_logprobs; /* [id_count] */
 } prompt_entry;
 
-void prompt_logprobs_init(prompt_logprobs *p, const api_request *request, reply_limits *limits);
+void prompt_logprobs_init(prompt_logprobs *p, const api_request *request, reply_spill *spill);
 void prompt_logprobs_fini(prompt_logprobs *p);
 /* PEER_PROTOCOL for entries that are not the next ones, WORKER_INTERNAL for a log-probability that
  * is no number; and what reply_store_append fails with. */

@@ -1,54 +1,45 @@
-/* The row records of one reply (proto/row_stream.h), packed as they came, until they are formatted.
- * They are kept in memory and charged to the memory budget: in the blocks that they were received
- * in where these are held, else in blocks of the store's own. What comes while the budget is used
- * up goes to an unlinked temporary file, charged to the spill budget. A *place* is a position
+/* The row records of one sample (proto/row_stream.h), packed as they came, until they are
+ * formatted. They are kept in memory and charged to the memory budget: in the blocks that they were
+ * received in where these are held, else in blocks of the store's own. What comes while the budget
+ * is used up goes to the file of the reply, charged to the spill budget. A *place* is a position
  * between two records, from which they are read in order, any number of times.
  *
- * One owner at a time; the budgets are shared by all. */
+ * One owner at a time, which is that of the file. */
 #ifndef BT_ROUTER_REPLY_STORE_H
 #define BT_ROUTER_REPLY_STORE_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/block_pool.h"
 #include "base/status.h"
-#include "router/budget.h"
-
-typedef struct reply_limits {
-    budget memory;          /* --reply-memory */
-    budget spill;           /* --reply-spill-bytes */
-    const char *spill_path; /* folder of the temporary files */
-} reply_limits;
+#include "router/reply_spill.h"
 
 typedef struct reply_block {
     struct reply_block *next;
-    size_t charged; /* bytes of memory */
-    size_t used;
-    const uint8_t *bytes; /* [used], aligned to 4 */
+    size_t charged;       /* bytes of memory; of a part of the file 0 */
+    size_t used;          /* bytes of records */
+    const uint8_t *bytes; /* [used], aligned to 4; NULL: they are in the file */
     bt_block *held;       /* that they lie in; NULL: they lie behind this, [charged] */
+    reply_part part;      /* of the file */
 } reply_block;
 
 typedef struct reply_store {
-    reply_limits *limits;
+    reply_spill *spill;
     reply_block *first, *last;
     size_t own_bytes; /* of the store's own blocks */
-    int spill_fd;     /* -1: nothing was spilled */
-    uint64_t spill_bytes;
-    uint8_t *window; /* of the file, for reading */
+    uint8_t *window;  /* of the file, for reading */
     size_t window_capacity, window_used;
     uint64_t window_offset;
 } reply_store;
 
 typedef struct reply_place {
-    const reply_block *block; /* NULL: in the file, or before the first record */
+    const reply_block *block; /* NULL: before the first record */
     size_t offset;
-    bool is_in_file;
-    uint64_t file_offset;
 } reply_place;
 
-void reply_store_init(reply_store *store, reply_limits *limits);
+/* Borrows the file, which goes after the store. */
+void reply_store_init(reply_store *store, reply_spill *spill);
 void reply_store_fini(reply_store *store);
 /* Appends one whole record: it is held in `block`, which it lies in, or copied (NULL).
  * REQUEST_FULL when the spill budget is used up, WORKER_MEMORY, WORKER_IO. */

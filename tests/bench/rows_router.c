@@ -37,6 +37,7 @@ typedef struct router_side {
     tokenizer *tokenizer;
     api_settings settings;
     reply_limits limits;
+    reply_spill spill; /* of all flows: there is none */
     budget bodies;
     bench_flow *flows; /* [batch] */
     uint64_t rows_taken;
@@ -106,7 +107,7 @@ static void submit(router_side *r, uint32_t at) {
     g->max_new_tokens = 1 << 20;
     g->top_k = r->options->width;
     g->mask_mode = ROW_MASK_SUPPORT;
-    reply_store_init(&f->store, &r->limits);
+    reply_store_init(&f->store, &r->spill);
     control_submit(r->control, &f->flow);
 }
 
@@ -133,6 +134,7 @@ static void open_side(router_side *r) {
     if (bt_block_pool_create(&texts, &r->texts) != BT_OK)
         bench_die("blocks for texts", BT_ERR_WORKER_MEMORY);
     r->limits.spill_path = "/tmp";
+    reply_spill_init(&r->spill, &r->limits);
     r->settings.mask_max_tokens = cap;
     bt_status status = bt_loop_create(&r->loop);
     if (status != BT_OK) bench_die("the router's loop", status);

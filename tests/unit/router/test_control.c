@@ -444,14 +444,16 @@ static void stalled_readers_of_wide_rows_hold_their_windows(void **state) {
     const size_t row = row_record_bytes(
         (row_widths){.mask_mode = ROW_MASK_SUPPORT, .support_count = SCRIPT_WIDEST});
     reply_limits limits = {.spill_path = "/tmp"};
+    reply_spill spill;
     reply_store stores[FLOWS];
     seen *all[FLOWS];
     budget_init(&limits.memory, 1 << 30);
     budget_init(&limits.spill, 0);
+    reply_spill_init(&spill, &limits);
     for (uint32_t i = 0; i < FLOWS; i++) {
         static const char *const rids[FLOWS] = {"a", "b", "c", "d"};
         seen *s = all[i] = begin(rids[i], 40, 1000, 1);
-        reply_store_init(&stores[i], &limits);
+        reply_store_init(&stores[i], &spill);
         s->flow.request.is_credited = true;
         s->flow.request.generation.seed = SCRIPT_WIDE;
         s->flow.request.generation.top_k = SCRIPT_WIDEST;

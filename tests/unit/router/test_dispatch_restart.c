@@ -288,31 +288,71 @@ static void a_restarted_request_can_be_cancelled(void **state) {
     }
 }
 
-/* Credit begins again as well: what the reader owed of void rows it cannot give back. */
+/* Credit begins again as well: what the reader took of void rows is no credit for others. */
 static void credit_begins_again(void **state) {
     (void)state;
+    enum { MANY = 2000, STEP = PROTO_FRAME_PAYLOAD_MAX / 4, MOST = STEP / ROW_RECORD_HEADER_BYTES };
+    static uint8_t many[MANY * ROW_RECORD_HEADER_BYTES];
     dispatch_request request;
     bt_error error;
-    dispatch_options options;
-    const uint64_t bytes = NEW_TOKENS * (uint64_t)ROW_RECORD_HEADER_BYTES;
-    fake_network_destroy(n);
-    fake_options(&options);
-    options.stream_window_bytes = 1;
-    n = fake_network_create(&options);
-    fake_cluster(n, &prefill, &decodes[0]);
-    fake_request(1, PROMPT, NEW_TOKENS, &request);
+    (void)fake_rows(many, 0, MANY / 2);
+    memcpy(many + sizeof many / 2, many, sizeof many / 2);
+    fake_drop(n, decodes[0].control);
+    fake_enter(n, &decodes[0], PROTO_ROLE_DECODE, 55);
+    fake_ready(n, &decodes[0], 1000);
+    fake_pair(n, &decodes[0], &prefill, BT_OK);
+    fake_request(1, PROMPT, MANY, &request);
     request.generation.seed = SEED;
     request.may_restart = request.is_credited = true;
     assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+    for (int tries = 0; tries < 2; tries++) {
+        const proto_attempt attempt = run_at(&decodes[0]);
+        fake_chunk(n, &decodes[0], attempt, 0, many, sizeof many, PROTO_FINISH_NONE, 0);
+        counts[0] = MANY;
+        /* A little less than what is told at once; if the first try's counted, it would be. */
+        dispatch_grant(n->d, 1, 0, (uint64_t)MOST * ROW_RECORD_HEADER_BYTES - 1, n->now_us);
+        assert_int_equal(fake_count(n, decodes[0].streams, PROTO_CREDIT), 0);
+        if (tries == 1) continue;
+        break_sample(&decodes[0], attempt, 0, BT_ERR_PEER_GONE);
+    }
+    dispatch_grant(n->d, 1, 0, STEP, n->now_us);
+    /* All that was handed on in this try, and no more. */
+    assert_int_equal(fake_expect(n, decodes[0].streams, PROTO_CREDIT).credit.bytes, sizeof many);
+}
+
+/* What decode said of the first try is not said of a second one that says nothing. */
+static void an_end_tells_of_the_last_try(void **state) {
+    (void)state;
+    proto_message chunk;
+    submit(1, 1);
     const proto_attempt first = run_at(&decodes[0]);
-    stream(&decodes[0], first, 0, NEW_TOKENS, PROTO_FINISH_NONE);
-    break_sample(&decodes[0], first, 0, BT_ERR_PEER_GONE);
-    const proto_attempt second = run_at(&decodes[0]);
-    stream(&decodes[0], second, 0, 1, PROTO_FINISH_NONE);
-    dispatch_grant(n->d, 1, 0, bytes, n->now_us); /* the reader of the first try */
-    assert_int_equal(fake_count(n, decodes[0].streams, PROTO_CREDIT), 0);
-    stream(&decodes[0], second, 0, NEW_TOKENS - 1, PROTO_FINISH_LENGTH);
-    assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
+    const size_t bytes = fake_rows(rows, 0, 1);
+    memset(&chunk, 0, sizeof chunk);
+    chunk.kind = PROTO_CHUNK;
+    chunk.chunk.attempt = first;
+    chunk.chunk.cached_tokens = 32;
+    chunk.chunk.retractions = 3;
+    chunk.payload = rows;
+    chunk.payload_bytes = bytes;
+    fake_say(n, decodes[0].streams, &chunk);
+    assert_int_equal(n->rows_cached_tokens, 32);
+    fake_drop(n, decodes[0].control);
+    join_other();
+    (void)run_at(&decodes[1]);
+    dispatch_cancel(n->d, 1, n->now_us);
+    assert_int_equal(fake_end_of(n, 1, true)->cached_tokens, 0);
+    assert_int_equal(fake_end_of(n, 1, true)->retractions, 0);
+}
+
+/* The time is over, and nobody has looked at the clock yet. */
+static void behind_its_deadline_nothing_is_tried_again(void **state) {
+    (void)state;
+    submit(1, 1);
+    stream(&decodes[0], run_at(&decodes[0]), 0, 2, PROTO_FINISH_NONE);
+    n->now_us += 60000 * 1000ull;
+    fake_drop(n, decodes[0].control);
+    assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_PEER_GONE);
+    assert_int_equal(n->restarts, 0);
 }
 
 /* ---- several samples ------------------------------------------------------------------------- */
@@ -381,6 +421,20 @@ static void with_the_last_try_a_sample_fails_alone(void **state) {
     assert_at_rest();
 }
 
+/* Before any row it was the last try of all of them. */
+static void without_rows_the_last_try_fails_for_all(void **state) {
+    (void)state;
+    submit(1, 2);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_null(fake_end_of(n, 1, false));
+        break_sample(&decodes[0], run_at(&decodes[0]), 1, BT_ERR_WORKER_MEMORY);
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(fake_sample_end_of(n, 1, i, true)->status, BT_ERR_WORKER_MEMORY);
+    assert_int_equal(fake_end_of(n, 1, true)->attempts, 3);
+    assert_at_rest();
+}
+
 /* An own failure of one sample stands like an end. */
 static void a_sample_that_failed_by_itself_is_not_tried_again(void **state) {
     (void)state;
@@ -427,6 +481,27 @@ static void late_log_probabilities_of_the_prompt_begin_again(void **state) {
     assert_at_rest();
 }
 
+/* All samples have ended: there is nothing that decode could be asked for again. */
+static void log_probabilities_alone_are_not_tried_again(void **state) {
+    (void)state;
+    dispatch_request request;
+    bt_error error;
+    const token_row row = {.token = 5, .has_logprob = 1, .token_logprob = -1.0f};
+    row_record_encode(&row, rows);
+    fake_request(1, PROMPT, NEW_TOKENS, &request);
+    request.generation.seed = SEED;
+    request.generation.wants_logprob = request.generation.wants_prompt_logprobs = 1;
+    request.may_restart = true;
+    assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+    const proto_attempt attempt = run_at(&decodes[0]);
+    fake_chunk(n, &decodes[0], attempt, 0, rows, ROW_RECORD_HEADER_BYTES, PROTO_FINISH_LENGTH, 1);
+    assert_null(fake_end_of(n, 1, false));
+    fake_drop(n, prefill.control);
+    assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_PEER_GONE);
+    assert_int_equal(n->restarts, 0);
+    assert_at_rest();
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
@@ -445,6 +520,10 @@ int main(void) {
         T(only_ended_samples_had_rows),
         T(with_the_last_try_a_sample_fails_alone),
         T(a_sample_that_failed_by_itself_is_not_tried_again),
+        T(log_probabilities_alone_are_not_tried_again),
+        T(an_end_tells_of_the_last_try),
+        T(behind_its_deadline_nothing_is_tried_again),
+        T(without_rows_the_last_try_fails_for_all),
         T(late_log_probabilities_of_the_prompt_begin_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,7 +7,12 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "base/fault.h"
 #include "router/reply_store.h"
 
 enum { RECORDS = 600, WORDS_MAX = 40000 };
@@ -86,9 +91,11 @@ static void append(reply_store *store, uint32_t i) {
 /* Readers at places of their own, while records are added and, behind the slowest, given up. */
 static void run(uint64_t memory, uint64_t seed, bool drops) {
     reply_limits limits = limits_of(memory, 1 << 30);
+    reply_spill spill;
     reply_store store;
     uint64_t random = seed;
-    reply_store_init(&store, &limits);
+    reply_spill_init(&spill, &limits);
+    reply_store_init(&store, &spill);
     reply_place slow = reply_store_begin(&store);
     uint32_t slow_at = 0;
     for (uint32_t i = 0; i < RECORDS; i++) {
@@ -119,6 +126,7 @@ static void run(uint64_t memory, uint64_t seed, bool drops) {
         }
     }
     reply_store_fini(&store);
+    reply_spill_fini(&spill);
     assert_int_equal(budget_used(&limits.memory), 0);
     assert_int_equal(budget_used(&limits.spill), 0);
     assert_int_equal(bt_block_pool_used_bytes(pool), 0);
@@ -135,10 +143,12 @@ static void test_random_readers(void **state) {
 static void test_a_stream_that_keeps_up_needs_little(void **state) {
     (void)state;
     reply_limits limits = limits_of(1 << 30, 0);
+    reply_spill spill;
     reply_store store;
     uint32_t record[8] = {32};
     uint64_t most = 0;
-    reply_store_init(&store, &limits);
+    reply_spill_init(&spill, &limits);
+    reply_store_init(&store, &spill);
     reply_place place = reply_store_begin(&store);
     for (int i = 0; i < 100000; i++) {
         const uint8_t *out;
@@ -150,6 +160,7 @@ static void test_a_stream_that_keeps_up_needs_little(void **state) {
     }
     assert_true(most <= 4096);
     reply_store_fini(&store);
+    reply_spill_fini(&spill);
 }
 
 /* A held block is charged whole, and once however many of its records are appended. */
@@ -157,11 +168,13 @@ static void test_held_blocks_are_charged_whole(void **state) {
     (void)state;
     bt_block *block = bt_block_acquire(pool, 10000);
     reply_limits limits = limits_of(block->capacity, 64);
+    reply_spill spill;
     reply_store store;
     const uint32_t record[4] = {16};
     const uint8_t *out;
     size_t bytes;
-    reply_store_init(&store, &limits);
+    reply_spill_init(&spill, &limits);
+    reply_store_init(&store, &spill);
     for (size_t at = 0; at < 160; at += 16) {
         memcpy(block->bytes + at, record, 16);
         assert_int_equal(reply_store_append(&store, block->bytes + at, 16, block), BT_OK);
@@ -184,6 +197,7 @@ static void test_held_blocks_are_charged_whole(void **state) {
     assert_false(bt_block_is_shared(block));
     assert_int_equal(budget_used(&limits.memory), 0);
     reply_store_fini(&store);
+    reply_spill_fini(&spill);
     bt_block_release(block);
     bt_block_release(other);
 }
@@ -191,9 +205,11 @@ static void test_held_blocks_are_charged_whole(void **state) {
 static void test_limits(void **state) {
     (void)state;
     reply_limits limits = limits_of(1024, 64);
+    reply_spill spill;
     reply_store store;
     uint32_t record[256] = {1024};
-    reply_store_init(&store, &limits);
+    reply_spill_init(&spill, &limits);
+    reply_store_init(&store, &spill);
     assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 1024, NULL), BT_OK);
     assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 1024, NULL),
                      BT_ERR_REQUEST_FULL);
@@ -203,13 +219,221 @@ static void test_limits(void **state) {
                      BT_ERR_REQUEST_FULL);
     assert_int_equal(budget_used(&limits.spill), 64);
     reply_store_fini(&store);
+    reply_spill_fini(&spill);
     limits.memory.bytes_max = 0;
     limits.spill_path = "/no/such/folder";
     assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64, NULL),
                      BT_ERR_WORKER_IO);
     assert_int_equal(budget_used(&limits.spill), 0);
     reply_store_fini(&store);
+    reply_spill_fini(&spill);
 }
+
+static unsigned open_files(void) {
+    unsigned count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    assert_non_null(folder);
+    while (readdir(folder) != NULL)
+        count++;
+    closedir(folder);
+    return count;
+}
+
+static void append_plain(reply_store *store, uint32_t i) {
+    static uint32_t record[WORDS_MAX + 1];
+    const size_t bytes = make_record(i, record);
+    assert_int_equal(reply_store_append(store, (const uint8_t *)record, bytes, NULL), BT_OK);
+}
+
+/* Not every file system does. */
+static bool makes_holes(void) {
+    reply_limits limits = limits_of(0, 4096);
+    reply_spill spill;
+    reply_part part;
+    static const uint8_t byte = 1;
+    reply_spill_init(&spill, &limits);
+    assert_int_equal(reply_spill_take(&spill, 1, &part), BT_OK);
+    assert_int_equal(reply_spill_write(&spill, &part, &byte, 1), BT_OK);
+    reply_spill_give(&spill, &part);
+    const bool makes = spill.kept_bytes == 0;
+    reply_spill_fini(&spill);
+    return makes;
+}
+
+/* However many samples spill, and however their rows mix: one descriptor, and each reads its own.
+ */
+static void test_all_samples_share_one_file(void **state) {
+    (void)state;
+    enum { STORES = 300, EACH = 9 };
+    static reply_store stores[STORES];
+    reply_limits limits = limits_of(0, 1 << 30);
+    reply_spill spill;
+    uint64_t bytes = 0;
+    const unsigned before = open_files();
+    reply_spill_init(&spill, &limits);
+    for (uint32_t i = 0; i < STORES; i++)
+        reply_store_init(&stores[i], &spill);
+    for (uint32_t k = 0; k < STORES * EACH; k++) {
+        append_plain(&stores[k % STORES], k);
+        bytes += words_of(k) * 4;
+    }
+    assert_int_equal(open_files(), before + 1);
+    assert_int_equal(budget_used(&limits.spill), bytes);
+    for (uint32_t i = 0; i < STORES; i++) {
+        reply_place place = reply_store_begin(&stores[i]);
+        for (uint32_t k = 0; k < EACH; k++)
+            expect_record(&stores[i], &place, i + k * STORES);
+        reply_store_rest(&stores[i]);
+    }
+    for (uint32_t i = 0; i < STORES; i++)
+        reply_store_fini(&stores[i]);
+    struct stat there;
+    assert_int_equal(fstat(spill.fd, &there), 0);
+    if (makes_holes()) { /* the disk has its bytes back before the file ends */
+        assert_int_equal(budget_used(&limits.spill), 0);
+        assert_int_equal(there.st_blocks, 0);
+    }
+    reply_spill_fini(&spill);
+    assert_int_equal(open_files(), before);
+}
+
+/* A long stream that fell behind once: what was read leaves the file, and what comes when there is
+ * memory again is kept in memory. */
+static void test_a_stream_leaves_the_file_again(void **state) {
+    (void)state;
+    if (!makes_holes()) skip();
+    reply_limits limits = limits_of(0, 1 << 20);
+    reply_spill spill;
+    reply_store store;
+    uint32_t record[1024] = {sizeof(record)};
+    reply_spill_init(&spill, &limits);
+    reply_store_init(&store, &spill);
+    reply_place place = reply_store_begin(&store);
+    for (uint32_t i = 0; i < 4000; i++) { /* sixteen times what the file may have at once */
+        const uint8_t *out;
+        size_t bytes;
+        record[1] = i;
+        assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 4096, NULL), BT_OK);
+        assert_int_equal(reply_store_next(&store, &place, &out, &bytes), BT_OK);
+        assert_memory_equal(out, record, bytes);
+        reply_store_drop_before(&store, &place);
+    }
+    assert_true(budget_used(&limits.spill) > 0);
+    limits.memory.bytes_max = 1 << 20;
+    for (uint32_t i = 0; i < 100; i++) {
+        const uint8_t *out;
+        size_t bytes;
+        record[1] = ~i;
+        assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 4096, NULL), BT_OK);
+        assert_int_equal(reply_store_next(&store, &place, &out, &bytes), BT_OK);
+        assert_memory_equal(out, record, bytes);
+        reply_store_drop_before(&store, &place);
+    }
+    assert_int_equal(budget_used(&limits.spill), 0);
+    assert_true(budget_used(&limits.memory) > 0);
+    reply_store_fini(&store);
+    assert_int_equal(budget_used(&limits.memory), 0);
+    reply_spill_fini(&spill);
+}
+
+/* A write that fails takes nothing, and the next one has its place. */
+static void test_a_full_disk(void **state) {
+    (void)state;
+    reply_limits limits = limits_of(0, 1 << 30);
+    reply_spill spill;
+    reply_store store;
+    uint32_t record[16] = {64, 1};
+    const uint8_t *out;
+    size_t bytes;
+    reply_spill_init(&spill, &limits);
+    reply_store_init(&store, &spill);
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64, NULL), BT_OK);
+    const int file = spill.fd;
+    spill.fd = open("/dev/full", O_RDWR);
+    assert_true(spill.fd >= 0);
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64, NULL),
+                     BT_ERR_WORKER_IO);
+    close(spill.fd);
+    spill.fd = file;
+    assert_int_equal(budget_used(&limits.spill), 64);
+    record[1] = 2;
+    assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 64, NULL), BT_OK);
+    reply_place place = reply_store_begin(&store);
+    for (uint32_t i = 1; i <= 2; i++) {
+        assert_int_equal(reply_store_next(&store, &place, &out, &bytes), BT_OK);
+        assert_int_equal(((const uint32_t *)(const void *)out)[1], i);
+    }
+    /* What cannot make holes keeps its charge until the file goes. */
+    spill.fd = open("/dev/null", O_RDWR);
+    assert_true(spill.fd >= 0);
+    reply_store_fini(&store);
+    assert_int_equal(budget_used(&limits.spill), 128);
+    reply_spill_fini(&spill);
+    assert_int_equal(budget_used(&limits.spill), 0);
+    close(file);
+}
+
+#ifdef BT_FAULT
+/* Each allocation fails once, in memory and in the file, while records are added and read: the call
+ * says so and takes nothing, the same call goes through afterwards, and nothing is lost. */
+static bool append_with_fault(reply_store *store, uint32_t i) {
+    static uint32_t record[WORDS_MAX + 1];
+    const size_t bytes = make_record(i, record);
+    const bt_status status = reply_store_append(store, (const uint8_t *)record, bytes, NULL);
+    if (status == BT_OK) return false;
+    assert_int_equal(status, BT_ERR_WORKER_MEMORY);
+    assert_int_equal(reply_store_append(store, (const uint8_t *)record, bytes, NULL), BT_OK);
+    return true;
+}
+
+static bool read_with_fault(reply_store *store, reply_place *place, uint32_t i) {
+    const uint8_t *record;
+    size_t bytes;
+    reply_place again = *place;
+    const bt_status status = reply_store_next(store, &again, &record, &bytes);
+    expect_record(store, place, i);
+    if (status == BT_OK) return false;
+    assert_int_equal(status, BT_ERR_WORKER_MEMORY);
+    return true;
+}
+
+static bool run_with_fault(uint64_t memory, uint64_t nth) {
+    enum { FEW = 120 };
+    reply_limits limits = limits_of(memory, 1 << 30);
+    reply_spill spill;
+    reply_store store;
+    uint32_t failed = 0;
+    reply_spill_init(&spill, &limits);
+    reply_store_init(&store, &spill);
+    bt_fault_set(BT_FAULT_ALLOC, nth);
+    reply_place place = reply_store_begin(&store);
+    for (uint32_t i = 0; i < FEW; i++) {
+        failed += append_with_fault(&store, i);
+        failed += read_with_fault(&store, &place, i);
+        if (i % 10 == 9) reply_store_drop_before(&store, &place);
+        if (i % 30 == 29) reply_store_rest(&store);
+    }
+    const bool was_reached = bt_fault_visits(BT_FAULT_ALLOC) >= nth;
+    bt_fault_set(BT_FAULT_ALLOC, 0);
+    assert_int_equal(failed, was_reached ? 1 : 0);
+    reply_store_fini(&store);
+    reply_spill_fini(&spill);
+    assert_int_equal(budget_used(&limits.memory), 0);
+    assert_int_equal(budget_used(&limits.spill), 0);
+    return was_reached;
+}
+
+static void test_every_allocation_may_fail(void **state) {
+    (void)state;
+    static const uint64_t MEMORY[] = {1 << 30, 0, 20000};
+    for (uint32_t i = 0; i < 3; i++) {
+        uint64_t nth = 1;
+        while (run_with_fault(MEMORY[i], nth))
+            nth++;
+        assert_true(nth > 5);
+    }
+}
+#endif
 
 static int make_pool(void **state) {
     (void)state;
@@ -229,6 +453,12 @@ int main(void) {
         cmocka_unit_test(test_a_stream_that_keeps_up_needs_little),
         cmocka_unit_test(test_held_blocks_are_charged_whole),
         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_all_samples_share_one_file),
+        cmocka_unit_test(test_a_stream_leaves_the_file_again),
+        cmocka_unit_test(test_a_full_disk),
+#ifdef BT_FAULT
+        cmocka_unit_test(test_every_allocation_may_fail),
+#endif
     };
     return cmocka_run_group_tests(tests, make_pool, destroy_pool);
 }

@@ -17,6 +17,7 @@ enum { ROWS = 40, WIDTH_MAX = 7000 };
 
 typedef struct fixture {
     reply_limits limits;
+    reply_spill spill;
     reply_store store;
     api_request request;
     generation generation;
@@ -63,7 +64,8 @@ static void set_up(fixture *f, uint64_t memory, uint32_t mode, uint64_t seed) {
     f->limits.spill_path = "/tmp";
     budget_init(&f->limits.memory, memory);
     budget_init(&f->limits.spill, 1 << 30);
-    reply_store_init(&f->store, &f->limits);
+    reply_spill_init(&f->spill, &f->limits);
+    reply_store_init(&f->store, &f->spill);
     generation_init(&f->generation, &f->request, NULL);
     f->generation.ids = malloc(ROWS * sizeof(int32_t));
     assert_non_null(f->generation.ids);
@@ -93,6 +95,7 @@ static void tear_down(fixture *f) {
     generation_fini(&f->generation);
     weight_runs_fini(&f->weights);
     reply_store_fini(&f->store);
+    reply_spill_fini(&f->spill);
     bt_text_fini(&f->out);
     bt_text_fini(&f->expected);
 }
@@ -304,10 +307,12 @@ static void test_many_runs(void **state) {
     }
     generation g = {0};
     reply_limits limits = {.spill_path = "/tmp"};
+    reply_spill spill;
     reply_store store;
     reply_writer writer;
     bt_text out, expected;
-    reply_store_init(&store, &limits);
+    reply_spill_init(&spill, &limits);
+    reply_store_init(&store, &spill);
     bt_text_init(&out, 1 << 20);
     bt_text_init(&expected, 1 << 20);
     const reply_range range = {.row_from = 1, .row_to = RUNS - 1, .weights = &weights};

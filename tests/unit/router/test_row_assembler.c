@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/fault.h"
 #include "base/little_endian.h"
 #include "proto/message.h"
 #include "proto/row.h"
@@ -18,7 +19,7 @@
 enum { CAP = 5, ROWS = 7, STREAM_MAX = 4096 };
 
 static uint8_t stream[STREAM_MAX], out[STREAM_MAX];
-static _Alignas(16) uint8_t payload[STREAM_MAX];
+static _Alignas(16) uint8_t payload[STREAM_MAX + 1];
 static bt_block_pool *pool;
 static const row_expectation expect = {
     .cap = CAP, .mask_mode = ROW_MASK_SUPPORT, .has_logprob = 1, .vocab_size = 100};
@@ -391,6 +392,57 @@ static void memory_is_bounded(void **state) {
     row_assembler_fini(&assembler);
 }
 
+#ifdef BT_FAULT
+/* The stream in payloads of `size` bytes, aligned or not, while the nth allocation fails. What was
+ * handed on before is whole, and nothing of what was pending is left. */
+static bool run_out_of_memory(size_t total, size_t size, size_t alignment, uint64_t nth) {
+    const bt_block_pool_options none = {.idle_bytes_max = 0};
+    bt_block_pool *own;
+    row_assembler assembler;
+    bt_status status = BT_OK;
+    uint32_t rows = 0;
+    assert_int_equal(bt_block_pool_create(&none, &own), BT_OK);
+    row_assembler_init(&assembler, &expect, own);
+    bt_fault_set(BT_FAULT_ALLOC, nth);
+    for (size_t at = 0; at < total && status == BT_OK; at += size) {
+        row_batches batches;
+        const size_t count = total - at < size ? total - at : size;
+        memcpy(payload + alignment, stream + at, count);
+        const row_bytes in = {.bytes = payload + alignment, .count = count};
+        status = row_assembler_push(&assembler, &in, &batches);
+        for (uint32_t i = 0; status == BT_OK && i < batches.count; i++)
+            rows += count_rows(&batches.runs[i]);
+    }
+    const bool was_reached = bt_fault_visits(BT_FAULT_ALLOC) >= nth;
+    bt_fault_set(BT_FAULT_ALLOC, 0);
+    assert_int_equal(status, was_reached ? BT_ERR_WORKER_MEMORY : BT_OK);
+    if (was_reached) {
+        assert_in_range(rows, 0, ROWS - 1);
+    } else {
+        assert_int_equal(rows, ROWS);
+        assert_int_equal(row_assembler_pending(&assembler), 0);
+    }
+    row_assembler_fini(&assembler);
+    assert_int_equal(bt_block_pool_used_bytes(own), 0);
+    bt_block_pool_destroy(own);
+    return was_reached;
+}
+
+static void every_allocation_may_fail(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, 7, 44, 100, STREAM_MAX};
+    const size_t total = make_stream();
+    uint64_t failures = 0;
+    for (uint32_t i = 0; i < 10; i++) {
+        uint64_t nth = 1;
+        while (run_out_of_memory(total, sizes[i / 2], i % 2, nth))
+            nth++;
+        failures += nth - 1;
+    }
+    assert_true(failures > 30);
+}
+#endif
+
 static int make_pool(void **state) {
     (void)state;
     const bt_block_pool_options options = {.idle_bytes_max = 1 << 20};
@@ -413,6 +465,9 @@ int main(void) {
         cmocka_unit_test(bounded_rows_are_cut_at_the_cap),
         cmocka_unit_test(log_probabilities_are_as_many_as_asked_for),
         cmocka_unit_test(memory_is_bounded),
+#ifdef BT_FAULT
+        cmocka_unit_test(every_allocation_may_fail),
+#endif
     };
     return cmocka_run_group_tests(tests, make_pool, destroy_pool);
 }

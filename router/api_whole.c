@@ -102,31 +102,33 @@ static bt_status measure_json(api_call *call, bool *is_complete_out) {
     return BT_OK;
 }
 
-static uint64_t head_length(api_call *call, tensor_header *header) {
+static bt_status measure_head(api_call *call, tensor_header *header) {
     bt_text *scratch = call->options.scratch;
+    api_whole *whole = &call->whole;
     bt_text_clear(scratch);
     tensor_header_begin(scratch);
-    uint64_t length = scratch->used;
     for (uint32_t i = 0; i < call->sample_count; i++) {
+        whole->head_bytes += scratch->used;
+        if (scratch->has_failed) return BT_ERR_WORKER_MEMORY;
         bt_text_clear(scratch);
         add_to_head(call, header, scratch, i);
-        length += scratch->used;
     }
-    bt_text_clear(scratch);
-    tensor_header_end(header, scratch, length, call->whole.json_bytes);
-    return length + scratch->used;
+    whole->head_bytes += scratch->used;
+    const size_t before = scratch->used;
+    tensor_header_end(header, scratch, whole->head_bytes, whole->json_bytes);
+    whole->head_bytes += scratch->used - before;
+    return scratch->has_failed ? BT_ERR_WORKER_MEMORY : BT_OK;
 }
 
 bt_status api_whole_measure(api_call *call, bool *is_complete_out) {
     tensor_header header = {0};
     *is_complete_out = true;
     if (!is_tensors(call)) return BT_OK;
-    const bt_status status = measure_json(call, is_complete_out);
-    if (status != BT_OK || !*is_complete_out) return status;
-    call->whole.head_bytes = head_length(call, &header);
-    if (call->options.scratch->has_failed) return BT_ERR_WORKER_MEMORY;
-    call->whole.bytes = (int64_t)(LENGTH_BYTES + call->whole.head_bytes + header.data_bytes);
-    return BT_OK;
+    bt_status status = measure_json(call, is_complete_out);
+    if (status == BT_OK && *is_complete_out) status = measure_head(call, &header);
+    if (status == BT_OK && *is_complete_out)
+        call->whole.bytes = (int64_t)(LENGTH_BYTES + call->whole.head_bytes + header.data_bytes);
+    return status;
 }
 
 /* Part 0 .. samples + 1. */

@@ -610,7 +610,7 @@ static void test_any_order(void **state) {
 }
 
 #ifdef BT_FAULT
-static void feed(api_fixture *f) {
+static void feed_all(api_fixture *f) {
     for (uint32_t i = 0; i < 80; i++) {
         api_fixture_sample_row(f, i % f->call.sample_count, 66, -1);
     }
@@ -622,12 +622,12 @@ static void test_out_of_memory(void **state) {
         f, API_GENERATE,
         "{\"input_ids\":[[1,2],[3]],\"return_logprob\":[true,false],\"rid\":[\"a\","
         "\"b\"],\"sampling_params\":{\"n\":2,\"stop\":[\"x\"]}}",
-        feed);
+        feed_all);
     api_fixture_run_out_of_memory(
         f, API_GENERATE,
         "{\"text\":[\"ab\",\"c\"],\"stream\":true,\"return_logprob\":true,"
         "\"sampling_params\":[{\"stop\":\"x\"},{\"stop\":\"y\"}]}",
-        feed);
+        feed_all);
 }
 #endif
 

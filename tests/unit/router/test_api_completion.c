@@ -443,7 +443,7 @@ static void test_a_list_whose_scores_are_lost(void **state) {
 }
 
 #ifdef BT_FAULT
-static void feed(api_fixture *f) {
+static void feed_all(api_fixture *f) {
     static const float SCORES[] = {-1.5f, -2.5f};
     for (uint32_t i = 0; i < 80; i++) {
         api_fixture_sample_row(f, i % 2, 66, -1);
@@ -459,7 +459,7 @@ static void test_out_of_memory(void **state) {
                  "{\"prompt\":%s,\"echo\":true,\"logprobs\":0,\"stop\":\"x\"%s}",
                  i < 2 ? "[[72],[105,33,34]]" : "[\"a\",\"\\u20ac\"]",
                  i % 2 == 0 ? "" : ",\"stream\":true");
-        api_fixture_run_out_of_memory(f, API_COMPLETION, body, feed);
+        api_fixture_run_out_of_memory(f, API_COMPLETION, body, feed_all);
     }
 }
 #endif

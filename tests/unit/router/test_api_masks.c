@@ -626,6 +626,29 @@ static void test_overflow_of_openai(void **state) {
     }
 }
 
+/* A client that reads slowly hears of the end with the end, and not with the tokens before it. */
+static void test_overflow_behind_a_slow_client(void **state) {
+    api_fixture *f = *state;
+    assert_true(api_fixture_ask(f, API_CHAT,
+                                "{\"input_ids\":[1],\"rid\":\"r\",\"top_k\":2,\"stream\":true,"
+                                "\"return_sampling_mask\":true,\"return_meta_info\":true" KEEPS
+                                "}"));
+    f->room = 0;
+    row(f, 0, 120);
+    row(f, 0, 97);
+    overflow(f, 0, 77);
+    f->room = SIZE_MAX;
+    api_call_on_room(&f->call);
+    assert_int_equal(f->end_count, 1);
+    const char *delta = api_fixture_last_event(f, 1);
+    assert_non_null(strstr(delta, "\"content\":\"xa\""));
+    assert_non_null(strstr(delta, "\"meta_info\":{\"id\":\"r\",\"finish_reason\":null,"));
+    assert_null(strstr(delta, "sampling_mask_required"));
+    const char *end = api_fixture_last_event(f, 0);
+    assert_non_null(strstr(end, REQUIRED));
+    assert_non_null(strstr(end, "\"sampling_mask_required\":77,"));
+}
+
 /* A reply that should have the prompt's log-probabilities and has not is none. */
 static void test_overflow_before_the_prompt(void **state) {
     api_fixture *f = *state;
@@ -656,6 +679,7 @@ int main(void) {
         CASE(test_overflow_in_a_stream),
         CASE(test_overflow_of_some),
         CASE(test_overflow_of_openai),
+        CASE(test_overflow_behind_a_slow_client),
         CASE(test_overflow_before_the_prompt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -226,6 +226,31 @@ static void test_other_parameters(void **state) {
     api_fixture_abort(f);
 }
 
+/* No fewer frames than events; and where a stop string may end a sample here, one for each row. */
+static void test_emission_rows(void **state) {
+    static const struct {
+        const char *fields;
+        uint32_t expected;
+    } CASES[] = {
+        {"", 50},
+        {",\"sampling_params\":{\"stream_interval\":7}", 50},
+        {",\"stream\":true", 3},
+        {",\"stream\":true,\"sampling_params\":{\"stream_interval\":7}", 7},
+        {",\"sampling_params\":{\"stop\":\"x\"}", 1},
+        {",\"stream\":true,\"sampling_params\":{\"stream_interval\":7,\"stop\":[\"x\"]}", 1},
+        {",\"stream\":true,\"sampling_params\":{\"stream_interval\":7,\"stop\":[]}", 7},
+    };
+    api_fixture *f = *state;
+    f->settings.stream_interval = 3;
+    for (size_t i = 0; i < BT_ARRAY_COUNT(CASES); i++) {
+        char body[200];
+        snprintf(body, sizeof(body), "{\"input_ids\":[1]%s}", CASES[i].fields);
+        assert_true(api_fixture_ask(f, API_GENERATE, body));
+        assert_int_equal(api_request_emission_rows(f->call.request), CASES[i].expected);
+        api_fixture_abort(f);
+    }
+}
+
 /* The option, the field, and the parameter, which wins. */
 static void test_filter_rule(void **state) {
     static const struct {
@@ -282,9 +307,11 @@ static void test_salts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        CASE(test_repeated_keys),         CASE(test_open_ended_length), CASE(test_ends_of_ranges),
-        CASE(test_generation_parameters), CASE(test_stop_ids),          CASE(test_words),
-        CASE(test_other_parameters),      CASE(test_filter_rule),       CASE(test_salts),
+        CASE(test_repeated_keys),    CASE(test_open_ended_length),
+        CASE(test_ends_of_ranges),   CASE(test_generation_parameters),
+        CASE(test_stop_ids),         CASE(test_words),
+        CASE(test_other_parameters), CASE(test_emission_rows),
+        CASE(test_filter_rule),      CASE(test_salts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/fault.h"
 #include "router/api_words.h"
 #include "tests/unit/router/api_fixture.h"
 
@@ -386,6 +387,28 @@ static void test_context(void **state) {
     api_fixture_length(f);
 }
 
+#ifdef BT_FAULT
+/* What is behind the context is counted and not kept. */
+static void test_long_lists_of_ids_are_not_kept(void **state) {
+    enum { IDS_MAX = 20000 };
+    static char body[2 * IDS_MAX + 100];
+    api_fixture *f = *state;
+    bt_alloc_tally tallies[2];
+    assert_non_null(bt_text_reserve(&f->body, 1000)); /* the fixture's own */
+    for (int i = 0; i < 2; i++) {
+        char *at = body + sprintf(body, "{\"input_ids\":[3");
+        for (int k = 1; k < (i == 0 ? API_FIXTURE_CONTEXT + 1 : IDS_MAX); k++) {
+            at += sprintf(at, ",3");
+        }
+        sprintf(at, "]}");
+        bt_fault_alloc_reset();
+        assert_false(api_fixture_ask(f, API_GENERATE, body));
+        tallies[i] = bt_fault_alloc_tally();
+    }
+    assert_int_equal(tallies[0].bytes, tallies[1].bytes);
+}
+#endif
+
 static void test_odd_but_accepted(void **state) {
     static const char *const BODIES[] = {
         "\xef\xbb\xbf{\"input_ids\":[1]}",
@@ -435,9 +458,16 @@ static void test_no_workers_yet(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        CASE(test_generate),         CASE(test_chat),
-        CASE(test_limits),           CASE(test_context),
-        CASE(test_odd_but_accepted), CASE(test_no_workers_yet),
+        CASE(test_generate),
+        CASE(test_chat),
+        CASE(test_limits),
+        CASE(test_context),
+
+#ifdef BT_FAULT
+        CASE(test_long_lists_of_ids_are_not_kept),
+#endif
+        CASE(test_odd_but_accepted),
+        CASE(test_no_workers_yet),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

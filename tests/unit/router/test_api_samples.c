@@ -191,6 +191,13 @@ static void test_all_fail(void **state) {
         assert_int_equal(f->cancel_count, 0);
         if (f->status == 200) assert_non_null(strstr(api_fixture_body(f), "\"abort\""));
     }
+    /* Of equal ones the first. */
+    assert_true(api_fixture_ask(f, API_GENERATE, "{" TWO "}"));
+    api_fixture_sample_fail(f, 1, BT_ERR_PEER_TIMEOUT, 504, "second");
+    api_fixture_sample_fail(f, 0, BT_ERR_PEER_GONE, 503, "first");
+    api_fixture_length(f);
+    assert_int_equal(f->status, 503);
+    assert_non_null(strstr(api_fixture_body(f), "\"first\""));
 }
 
 /* The cluster fails, the router stops: every sample hears of it with the request. */
@@ -570,7 +577,7 @@ static void test_chat_stream_failures(void **state) {
 }
 
 #ifdef BT_FAULT
-static void feed(api_fixture *f) {
+static void feed_all(api_fixture *f) {
     for (uint32_t i = 0; i < 80; i++) {
         api_fixture_sample_row(f, i % 2, 66, -1);
     }
@@ -582,11 +589,11 @@ static void test_out_of_memory(void **state) {
         f, API_GENERATE,
         "{\"input_ids\":[1,2],\"return_logprob\":true,\"token_ids_logprob\":[],"
         "\"sampling_params\":{\"n\":2,\"stop\":[\"x\"],\"logit_bias\":{\"5\":1}}}",
-        feed);
+        feed_all);
     api_fixture_run_out_of_memory(f, API_GENERATE,
-                                  "{\"stream\":true,\"return_logprob\":true," TWO "}", feed);
+                                  "{\"stream\":true,\"return_logprob\":true," TWO "}", feed_all);
     api_fixture_run_out_of_memory(f, API_CHAT, "{" CHAT ",\"stream\":true,\"logprobs\":true}",
-                                  feed);
+                                  feed_all);
 }
 #endif
 

@@ -252,6 +252,7 @@ static void test_failures_before_the_first_row(void **state) {
         {BT_ERR_REQUEST_TOO_LARGE, 400, 400, "it never fits",
          "{\"error\":{\"message\":\"it never fits\"}}"},
         {BT_ERR_REQUEST_CORRUPT, 500, 500, "", "\"message\":\"corrupt\""},
+        {BT_ERR_REQUEST_CORRUPT, 200, 500, "no status", "\"message\":\"no status\""},
     };
     api_fixture *f = *state;
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]) * 2; i++) {
@@ -331,6 +332,17 @@ static void test_broken_rows(void **state) {
     assert_int_equal(f->status, 500);
     api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "");
     static int32_t ids[65];
+    const token_row masked = {.token = 65,
+                              .mask_mode = ROW_MASK_SELECTED,
+                              .support_size = 2,
+                              .support_count = 2,
+                              .support_ids = ids};
+    row_record_encode(&masked, (uint8_t *)record);
+    const dispatch_rows cut = {.records = (uint8_t *)record, .bytes = ROW_RECORD_HEADER_BYTES + 4};
+    assert_true(api_fixture_ask(f, API_GENERATE, BODIES[1]));
+    api_call_on_rows(&f->call, 0, &cut);
+    assert_int_equal(f->status, 500);
+    api_fixture_fail(f, BT_ERR_REQUEST_CANCELLED, 503, "");
     assert_true(api_fixture_ask(f, API_GENERATE, BODIES[1]));
     api_fixture_mask_row(f, 65, 0, 0, ids, NULL, 65);
     assert_int_equal(f->status, 500);
@@ -542,7 +554,7 @@ static void test_no_folder_for_the_file(void **state) {
 #ifdef BT_FAULT
 /* Each allocation of a request fails once: the answer is whole, an honest error, or cut off, and
  * nothing is lost (tear_down looks at the budgets, the sanitizer at the rest). */
-static void feed(api_fixture *f) {
+static void feed_all(api_fixture *f) {
     static const int32_t IDS[] = {66, 67};
     for (int i = 0; i < 40; i++) {
         api_fixture_mask_row(f, 66, -1, -1, IDS, NULL, 2);
@@ -555,17 +567,17 @@ static void test_out_of_memory(void **state) {
         f, API_GENERATE,
         "{\"text\":\"a b c\",\"return_sampling_mask\":true,\"return_logprob\":true,"
         "\"sampling_params\":{\"top_k\":2,\"stop\":[\"x\",\"yz\"]}}",
-        feed);
+        feed_all);
     api_fixture_run_out_of_memory(
         f, API_GENERATE,
         "{\"input_ids\":[1,2,3],\"return_sampling_mask\":true,\"stream\":true,"
         "\"sampling_params\":{\"top_k\":2}}",
-        feed);
+        feed_all);
     api_fixture_run_out_of_memory(
         f, API_CHAT,
         "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"logprobs\":true,"
         "\"return_sampling_mask\":true,\"top_k\":2,\"return_meta_info\":true}",
-        feed);
+        feed_all);
 }
 #endif
 

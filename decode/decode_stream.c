@@ -186,6 +186,7 @@ void decode_finish_error(decode_core *core, decode_sample *s, bt_status status, 
 void decode_abandon(decode_core *core, decode_sample *s, bt_status status, const char *text) {
     s->finish = PROTO_FINISH_ERROR;
     s->status = status;
+    s->cap_needed = 0; /* of an overflow whose rows nobody took */
     s->rows_made = row_queue_taken(s->queue);
     (void)snprintf(s->text, sizeof s->text, "%s", text);
     row_queue_clear(s->queue);

@@ -45,6 +45,7 @@ static const char *row_contradiction(const handoff_receiver *receiver, const inc
     if (row->writer_incarnation != offer->peer.incarnation) return "writer incarnation";
     if (row->sample_index != sample) return "sample index";
     if (row->prompt_tokens != offer->prompt_tokens) return "prompt tokens";
+    if (row->cached_tokens >= offer->prompt_tokens) return "cached tokens";
     if (row->page_count != offer->page_count) return "page count";
     if (row->kv_bytes != (uint64_t)offer->page_count * receiver->geometry.page_bytes)
         return "KV bytes";

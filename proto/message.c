@@ -329,6 +329,7 @@ static const char *check_prefill_done(const proto_prefill_done *p) {
     const char *bad = check_attempt(&p->attempt);
     CHECK(bad == NULL, bad);
     CHECK(is_status(p->status), "status");
+    CHECK(p->cap_needed == 0 || p->status == BT_ERR_REQUEST_OVERFLOW, "cap_needed");
     CHECK(is_clean_text(p->text), "text");
     return NULL;
 }
@@ -340,6 +341,7 @@ static const char *check_chunk(const proto_chunk *c, size_t payload_bytes) {
     CHECK(c->finish >= PROTO_FINISH_NONE && c->finish <= PROTO_FINISH_ERROR, "finish");
     CHECK(is_status(c->status), "status");
     CHECK((c->status != BT_OK) == (c->finish == PROTO_FINISH_ERROR), "status");
+    CHECK(c->cap_needed == 0 || c->status == BT_ERR_REQUEST_OVERFLOW, "cap_needed");
     CHECK(c->finish != PROTO_FINISH_STOP || c->matched_id >= 0, "matched_id");
     CHECK(c->finish != PROTO_FINISH_NONE || payload_bytes > 0, "payload");
     CHECK(c->offset <= UINT64_MAX - payload_bytes, "offset");

@@ -370,6 +370,10 @@ void dispatch_attempt_on_prefill_done(dispatch *d, worker *from, const proto_pre
         dispatch_registry_protocol_error(d, from->control, "a prefill_done that was not asked for");
         return;
     }
+    if (done->cached_tokens >= r->prompt_tokens) {
+        dispatch_attempt_violate(d, r, from, "more cached tokens than its prompt has");
+        return;
+    }
     if (is_ok) {
         if (r->state != REQUEST_STREAMING) r->cached_tokens = done->cached_tokens;
         on_prefill_ok(d, r);

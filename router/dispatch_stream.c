@@ -102,6 +102,7 @@ static const char *check_chunk(const request *r, const request_sample *s, const 
     const bool is_early = r->state == REQUEST_RESERVING;
     if (is_early && (bytes > 0 || chunk->finish != PROTO_FINISH_ERROR)) return "a chunk before RUN";
     if (chunk->offset != s->received_bytes) return "a gap in the row stream";
+    if (chunk->cached_tokens >= r->prompt_tokens) return "more cached tokens than its prompt has";
     if (bytes > s->granted_bytes - s->received_bytes) return "more bytes than it had credit for";
     return NULL;
 }

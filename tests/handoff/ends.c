@@ -93,7 +93,7 @@ static bool is_intact_row(const end *e, const sample *s, const metadata_row *row
     const bool is_empty =
         row_queue_bytes(queue) == 0 && row_queue_taken(queue) == row_queue_pushed(queue);
     row_queue_destroy(queue);
-    return is_same && is_empty && row->cached_tokens == s->number % 7 &&
+    return is_same && is_empty && row->cached_tokens == sample_cached_tokens(s) &&
            row->prompt_tokens == s->prompt_tokens;
 }
 

@@ -48,12 +48,16 @@ sample sample_at(const sample *s, uint32_t index) {
     return at;
 }
 
+uint32_t sample_cached_tokens(const sample *s) {
+    return (uint32_t)(s->number % 7 % s->prompt_tokens);
+}
+
 void sample_make_row(const sample *s, sample_row *out) {
     if (s->overflown != 0) {
         out->row = (metadata_row){.first_token = -1,
                                   .status = 1,
                                   .cap_needed = SAMPLE_CAP_MAX + 1 + s->support_count,
-                                  .cached_tokens = (uint32_t)(s->number % 7),
+                                  .cached_tokens = sample_cached_tokens(s),
                                   .mask_mode = s->mask_mode,
                                   .weights_version = mix(s->number),
                                   .support_ids = out->ids,
@@ -72,7 +76,7 @@ void sample_make_row(const sample *s, sample_row *out) {
         .cap_needed = s->mask_mode == ROW_MASK_OFF ? 0
                       : s->true_size > 0           ? s->true_size
                                                    : s->support_count,
-        .cached_tokens = (uint32_t)(s->number % 7),
+        .cached_tokens = sample_cached_tokens(s),
         .mask_mode = s->mask_mode,
         .weights_version = mix(s->number),
         .has_first_logprob = s->number % 2 != 0,

@@ -41,6 +41,7 @@ typedef struct sample_row {
 
 void sample_fill_page(const sample *s, uint32_t logical_page, void *page, size_t bytes);
 bool sample_is_page(const sample *s, uint32_t logical_page, const void *page, size_t bytes);
+uint32_t sample_cached_tokens(const sample *s);
 void sample_make_row(const sample *s, sample_row *out);
 /* A row that decode itself makes: the step-th after row 0. */
 void sample_make_step(const sample *s, uint32_t step, sample_row *storage, token_row *out);

@@ -277,6 +277,9 @@ static void change_status(metadata_row *row) {
 static void change_prompt(metadata_row *row) {
     row->prompt_tokens--;
 }
+static void change_cached(metadata_row *row) {
+    row->cached_tokens = row->prompt_tokens; /* one is always computed */
+}
 static void change_pages(metadata_row *row) {
     row->page_count++;
 }
@@ -319,6 +322,7 @@ static void rows_that_lie_fail_their_attempt(void **state) {
         {change_writer, "writer incarnation"},
         {change_status, "status"},
         {change_prompt, "prompt tokens"},
+        {change_cached, "cached tokens"},
         {change_pages, "page count"},
         {change_kv_bytes, "KV bytes"},
         {change_mode, "mask mode"},
@@ -440,6 +444,7 @@ static void assert_protocol_error(const uint8_t *header, size_t bytes, size_t pa
     assert_int_equal(end_find_peer(r->honest, r->self)->failed, 1);
     assert_int_equal(end_find_peer(r->honest, r->self)->closed, 1);
     assert_int_equal(handoff_receiver_get_counts(r->honest->receiver).protocol_errors, 1);
+    assert_int_equal(r->acks, 0); /* nothing is said any more to such a peer */
     rogue_destroy(r);
 }
 

@@ -157,6 +157,11 @@ static void compute_prompt(rig *r, rig_attempt *a) {
     if (used > 0) ops->zero_tail(r->prefill_compute, a->pages[a->page_count - 1], used);
 }
 
+/* What prefill's rows say it found. */
+static uint32_t cached_tokens_of(const rig_attempt *a) {
+    return a->prompt_tokens > 16 ? 16 : 0;
+}
+
 static metadata_row first_row(const rig *r, const rig_attempt *a, uint32_t sample) {
     const proto_generation *g = &a->generation;
     const sampler_row *row = &expect(r, a, sample, 1)->rows[0];
@@ -168,7 +173,7 @@ static metadata_row first_row(const rig *r, const rig_attempt *a, uint32_t sampl
         .first_token = row->token,
         .support_count = row->support_count,
         .cap_needed = row->cap_needed,
-        .cached_tokens = 16,
+        .cached_tokens = cached_tokens_of(a),
         .mask_mode = g->mask_mode,
         .weights_version = RIG_PREFILL_WEIGHTS,
         .has_first_logprob = g->wants_logprob,
@@ -210,7 +215,7 @@ void rig_deliver(rig *r, rig_attempt *a, const uint32_t *statuses) {
                                  .first_token = -1,
                                  .status = statuses[i],
                                  .cap_needed = statuses[i] == SAMPLER_OVERFLOW ? 99 : 0,
-                                 .cached_tokens = 16,
+                                 .cached_tokens = cached_tokens_of(a),
                                  .mask_mode = g->mask_mode};
         }
         if (r->change != NULL) r->change(&row);
@@ -229,7 +234,7 @@ void rig_expect_answer(const rig *r, const rig_attempt *a, uint32_t sample) {
     assert_int_equal(s->last.finish, finish);
     assert_int_equal(s->last.status, BT_OK);
     assert_int_equal(s->last.rows_total, rows);
-    assert_int_equal(s->last.cached_tokens, 16);
+    assert_int_equal(s->last.cached_tokens, cached_tokens_of(a));
     assert_int_equal(rig_rows(r, a, sample), rows);
 }
 

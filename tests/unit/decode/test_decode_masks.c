@@ -189,6 +189,28 @@ static void a_cancel_wins_over_an_overflow_of_the_same_step(void **state) {
     world_destroy(w);
 }
 
+/* A reader that takes nothing of the rows before an overflow hears of its own lateness alone: that
+ * the support was too large is not how the request ended. */
+static void an_overflow_that_nobody_reads_is_a_deadline(void **state) {
+    (void)state;
+    world *w = world_create(&(world_options){.cap = CAP, .support_max = CAP + 1});
+    world_register(w);
+    proto_generation g = world_generation(ROWS, SAMPLER_MASK_SUPPORT);
+    uint32_t cap_needed = 0, tokens = 20;
+    while (expect_rows(w, tokens, &g, &cap_needed) != 1)
+        assert_true(++tokens < WORLD_PROMPT_MAX);
+    const proto_attempt a = world_start(w, tokens, &g, 1);
+    world_settle(w);
+    assert_int_equal(world_decode_view(w).draining, 1);
+    world_advance(w, 61 * 1000 * 1000);
+    world_read(w, a, &stream);
+    assert_int_equal(stream.last.status, BT_ERR_REQUEST_DEADLINE);
+    assert_int_equal(stream.last.cap_needed, 0);
+    assert_int_equal(stream.last.rows_total, 0);
+    world_expect_empty(w);
+    world_destroy(w);
+}
+
 /* The same at prefill, whose word it would have been. */
 static void a_cancel_wins_over_an_overflow_at_prefill(void **state) {
     (void)state;
@@ -229,6 +251,56 @@ static void a_cancel_wins_over_an_overflow_in_a_first_row(void **state) {
     rig_expect_error(r, a, 1, BT_ERR_REQUEST_OVERFLOW, "token 0 has 99");
     assert_int_equal(a->streams[1].last.cap_needed, 99);
     rig_expect_answer(r, a, 2);
+    rig_destroy(r);
+}
+
+/* A sample that is cancelled during the handoff has no row, whatever prefill drew. */
+static void a_cancelled_sample_takes_no_first_row(void **state) {
+    (void)state;
+    rig *r = rig_create(NULL);
+    const proto_generation g = rig_generation(1, 3);
+    rig_attempt *a = rig_add(r, 40, &g);
+    assert_int_equal(rig_reserve(r, a, UINT64_MAX), BT_OK);
+    rig_say_words(r, a, UINT32_MAX);
+    rig_cancel(r, a, 1);
+    rig_deliver(r, a, NULL);
+    rig_settle(r);
+    rig_expect_answer(r, a, 0);
+    rig_expect_silence(a, 1);
+    rig_expect_answer(r, a, 2);
+    assert_int_equal(rig_view(r).tokens_total, 2);
+    rig_destroy(r);
+}
+
+/* What is drawn fits the room that was made for it: both go by the vocabulary under a large cap. */
+static void draws_have_the_room_of_a_row(void **state) {
+    (void)state;
+    world *w = world_create(&(world_options){.cap = WORLD_VOCAB + 1, .support_max = 16});
+    world_register(w);
+    const proto_generation g = world_generation(ROWS, SAMPLER_MASK_SUPPORT);
+    const proto_attempt a = world_start(w, 20, &g, UINT64_MAX);
+    world_settle(w);
+    assert_int_equal(w->decode.decode->step.sampling[0].mask_max_tokens, WORLD_VOCAB);
+    assert_int_equal(w->prefill.prefill->step.sampling[0].mask_max_tokens, WORLD_VOCAB);
+    assert_int_equal(row_pool_cap(w->decode.decode->member.rows), WORLD_VOCAB);
+    assert_int_equal(row_pool_cap(w->prefill.prefill->member.rows), WORLD_VOCAB);
+    world_read(w, a, &stream);
+    world_expect_rows(w, &stream, 20, &g, ROWS);
+    world_expect_empty(w);
+    world_destroy(w);
+}
+
+/* Memory of rows that lies idle goes back to the system. */
+static void idle_blocks_are_given_back(void **state) {
+    (void)state;
+    rig *r = rig_create(NULL);
+    const proto_generation g = rig_generation(20, 1);
+    const rig_attempt *a = rig_start(r, 40, &g, UINT64_MAX);
+    rig_settle(r);
+    rig_expect_answer(r, a, 0);
+    assert_true(bt_block_pool_idle_bytes(r->core->blocks) > 0);
+    rig_advance(r, 3 * 1000 * 1000);
+    assert_int_equal(bt_block_pool_idle_bytes(r->core->blocks), 0);
     rig_destroy(r);
 }
 
@@ -433,8 +505,12 @@ int main(void) {
         cmocka_unit_test(a_step_draws_under_the_epoch_of_its_start),
         cmocka_unit_test(an_overflow_leaves_its_neighbours_alone),
         cmocka_unit_test(a_cancel_wins_over_an_overflow_of_the_same_step),
+        cmocka_unit_test(an_overflow_that_nobody_reads_is_a_deadline),
         cmocka_unit_test(a_cancel_wins_over_an_overflow_at_prefill),
         cmocka_unit_test(a_cancel_wins_over_an_overflow_in_a_first_row),
+        cmocka_unit_test(a_cancelled_sample_takes_no_first_row),
+        cmocka_unit_test(idle_blocks_are_given_back),
+        cmocka_unit_test(draws_have_the_room_of_a_row),
         cmocka_unit_test(first_rows_that_do_not_answer_are_named),
         cmocka_unit_test(first_rows_that_contradict_themselves_are_named),
         cmocka_unit_test(no_support_is_larger_than_the_vocabulary),

@@ -117,7 +117,7 @@ static void set_worker_message(proto_message *m) {
         m->chunk.offset = 1ull << 33;
         m->chunk.finish = PROTO_FINISH_ERROR;
         m->chunk.matched_id = -1;
-        m->chunk.status = BT_ERR_REQUEST_CAPTURE;
+        m->chunk.status = BT_ERR_REQUEST_OVERFLOW;
         m->chunk.rows_total = 17;
         m->chunk.cached_tokens = 18;
         m->chunk.cap_needed = 19;

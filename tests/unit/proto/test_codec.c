@@ -286,7 +286,8 @@ static bool break_prefill_done(int n, Baton__PrefillDone *p) {
     if (n < 3) return break_attempt(n, &p->attempt);
     if (n < 9) return break_text(n - 3, &p->text);
     if (n == 9) p->status = 7;
-    return n == 9;
+    if (n == 10) p->status = BT_ERR_REQUEST_CAPTURE; /* with a cap_needed */
+    return n == 9 || n == 10;
 }
 
 static bool break_chunk(int n, Baton__Chunk *c) {
@@ -301,6 +302,7 @@ static bool break_chunk(int n, Baton__Chunk *c) {
         CASE(5, (c->finish = BATON__FINISH__FINISH_STOP, c->status = BT_OK));
         CASE(6, c->offset = UINT64_MAX - 3);
         CASE(7, c->sample = PROTO_SAMPLES_MAX);
+        CASE(8, c->status = BT_ERR_REQUEST_CAPTURE); /* with a cap_needed */
     }
     return false;
 }

@@ -380,7 +380,6 @@ static void retractions_are_told(void **state) {
                                     .sample = i,
                                     .finish = PROTO_FINISH_LENGTH,
                                     .rows_total = 1,
-                                    .cap_needed = 100, /* means nothing here */
                                     .retractions = i + 1};
         fake_say(n, decode.streams, &chunk);
         assert_int_equal(end_of(1, i)->retractions, i + 1);

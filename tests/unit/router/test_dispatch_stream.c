@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "base/little_endian.h"
 #include "dispatch_fixture.h"
 #include "proto/row.h"
 
@@ -87,6 +88,29 @@ static void a_gap_is_refused(void **state) {
     fake_chunk(n, &decode, attempt, 0, rows, bytes, PROTO_FINISH_NONE, 0);
     fake_chunk(n, &decode, attempt, bytes + 4, rows, bytes, PROTO_FINISH_NONE, 0);
     expect_violation(1, "a gap in the row stream");
+}
+
+/* One token of a prompt is always computed. */
+static void more_cached_tokens_than_the_prompt_has_are_refused(void **state) {
+    (void)state;
+    uint64_t window;
+    dispatch_view view;
+    proto_message message = {.kind = PROTO_PREFILL_DONE};
+    proto_attempt attempt = begin(1, false, 8, &window);
+    const size_t bytes = fake_rows(rows, 1, 1);
+    n->cached_tokens = 39;
+    fake_chunk(n, &decode, attempt, 0, rows, bytes, PROTO_FINISH_NONE, 0);
+    assert_int_equal(n->rows_cached_tokens, 39);
+    n->cached_tokens = 40;
+    fake_chunk(n, &decode, attempt, bytes, rows, bytes, PROTO_FINISH_NONE, 0);
+    expect_violation(1, "more cached tokens than its prompt has");
+    n->cached_tokens = 0;
+    fake_submit(n, 2, 40, 8);
+    attempt = fake_run(n, &prefill, &decode);
+    message.prefill_done = (proto_prefill_done){.attempt = attempt, .cached_tokens = 40};
+    dispatch_on_message(n->d, prefill.control, &message, n->now_us);
+    dispatch_look(n->d, &view);
+    assert_int_equal(view.protocol_errors_total, 2);
 }
 
 static void a_repeated_chunk_is_refused(void **state) {
@@ -289,8 +313,33 @@ static void expect_window(uint32_t cap, uint32_t entries) {
     assert_in_range(window, least, least + PROTO_FRAME_PAYLOAD_MAX / 4);
     /* Without a mask the cap is nothing. */
     (void)begin(2, true, 8, &window);
-    assert_true(window >= row_record_bytes_max(0) + PROTO_FRAME_PAYLOAD_MAX);
-    assert_true(window < 2 * PROTO_FRAME_PAYLOAD_MAX);
+    assert_int_equal(window, row_record_bytes_max(0) + PROTO_FRAME_PAYLOAD_MAX / 4 * 5);
+}
+
+/* A record that says it is longer than one of the whole vocabulary is not waited for. */
+static void no_record_is_longer_than_one_of_the_vocabulary(void **state) {
+    (void)state;
+    const uint32_t longest = (uint32_t)row_record_bytes_max(FAKE_VOCAB);
+    for (uint32_t more = 0; more <= 4; more += 4) {
+        dispatch_options options;
+        dispatch_request request;
+        bt_error error;
+        fake_options(&options);
+        options.record.sampling_mask_max_tokens = 1 << 20;
+        fake_network_destroy(n);
+        n = fake_network_create(&options);
+        fake_cluster(n, &prefill, &decode);
+        fake_request(1, 40, 8, &request);
+        request.generation.mask_mode = ROW_MASK_SUPPORT;
+        assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+        const proto_attempt attempt = fake_expect(n, decode.control, PROTO_RESERVE).reserve.attempt;
+        fake_reserve_reply(n, &decode, attempt, BT_OK);
+        fake_expect(n, prefill.streams, PROTO_RUN);
+        bt_store_le32(rows, longest + more);
+        fake_chunk(n, &decode, attempt, 0, rows, 4, PROTO_FINISH_NONE, 0);
+        if (more > 0) expect_violation(1, "a record of an impossible length");
+        if (more == 0) assert_null(fake_end_of(n, 1, false));
+    }
 }
 
 static void the_window_holds_a_row_and_a_frame(void **state) {
@@ -388,6 +437,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(rows_may_span_frames),
         TEST(a_gap_is_refused),
+        TEST(more_cached_tokens_than_the_prompt_has_are_refused),
         TEST(a_repeated_chunk_is_refused),
         TEST(a_chunk_before_run_is_refused),
         TEST(an_error_before_run_brings_no_rows),
@@ -399,6 +449,7 @@ int main(void) {
         TEST(a_transfer_that_fails_is_tried_again_at_once),
         TEST(a_stream_needs_a_row_and_a_true_stop),
         TEST(a_chunk_of_a_stranger_closes_the_stranger),
+        TEST(no_record_is_longer_than_one_of_the_vocabulary),
         TEST(the_window_holds_a_row_and_a_frame),
         TEST(credit_comes_back_as_the_reader_takes_rows),
         TEST(more_than_the_credit_is_refused),

@@ -105,11 +105,6 @@ static bt_status check_room(const decode_core *core, const proto_reserve *r, bt_
                        "%" PRIu32 " samples need a place each; %" PRIu32 " of the batch are free",
                        samples, places);
     }
-    if (samples > row_pool_free_count(core->member.rows)) {
-        return bt_fail(error, BT_ERR_REQUEST_FULL,
-                       "%" PRIu32 " row slots are needed, %" PRIu32 " are free", samples,
-                       row_pool_free_count(core->member.rows));
-    }
     if (decode_has_retracted(core)) {
         return bt_fail(error, BT_ERR_REQUEST_FULL, "a retracted sample waits for KV pages");
     }
@@ -255,9 +250,8 @@ void decode_capacity_turn(decode_core *core) {
     capacity->sequences_free = decode_free_places(core);
     capacity->pages_free = kv_pool_count(core->options.pages).free;
     capacity->rows_free = row_pool_free_count(core->member.rows);
-    if (capacity->sequences_free == 0 || capacity->pages_free == 0 || capacity->rows_free == 0) {
-        return;
-    }
+    /* There is a row slot for every place. */
+    if (capacity->sequences_free == 0 || capacity->pages_free == 0) return;
     if (decode_has_retracted(core)) return; /* its return counts as a release */
     core->owes_capacity = false;
     core->options.ops.send(core->options.ops.context, PROTO_LANE_CONTROL, &message);

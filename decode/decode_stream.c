@@ -69,10 +69,8 @@ static void send_chunk(decode_core *core, decode_sample *s, const row_slice *row
         proto_text_copy(chunk->text, sizeof chunk->text, s->text);
     }
     s->sent_bytes += bytes;
-    if (s->credit_bytes != UINT64_MAX) {
-        BT_ASSERT(bytes <= s->credit_bytes);
-        s->credit_bytes -= bytes;
-    }
+    BT_ASSERT(bytes <= s->credit_bytes);
+    s->credit_bytes -= bytes; /* UINT64_MAX is never used up */
     core->options.ops.send(core->options.ops.context, PROTO_LANE_STREAMS, &message);
 }
 
@@ -104,7 +102,7 @@ static size_t waiting_bytes_max(const decode_core *core, const proto_generation 
 static bool is_due(const decode_core *core, decode_sample *s) {
     const uint32_t pushed = row_queue_pushed(s->queue);
     const uint32_t taken = row_queue_taken(s->queue);
-    if (s->state != DECODE_RUNNING || s->lacks_room) return true;
+    if (s->state != DECODE_RUNNING) return true;
     if (taken > s->due_rows) s->due_rows = taken;
     if (s->due_rows == 0 || pushed - s->due_rows >= s->attempt->emission_rows ||
         row_queue_bytes(s->queue) >= waiting_bytes_max(core, &s->attempt->generation))
@@ -189,7 +187,6 @@ void decode_abandon(decode_core *core, decode_sample *s, bt_status status, const
     s->cap_needed = 0; /* of an overflow whose rows nobody took */
     s->rows_made = row_queue_taken(s->queue);
     (void)snprintf(s->text, sizeof s->text, "%s", text);
-    row_queue_clear(s->queue);
     if (!membership_is_serving(&core->member)) return;
     send_chunk(core, s, &(row_slice){.count = 0}, true);
 }
@@ -205,7 +202,7 @@ void decode_abandon_attempt(decode_core *core, decode_attempt *a, bt_status stat
 
 void decode_on_credit(decode_core *core, const proto_credit *credit) {
     decode_sample *s = decode_find_sample(core, credit->attempt, credit->sample);
-    if (s == NULL || s->credit_bytes == UINT64_MAX) return;
+    if (s == NULL) return;
     if (__builtin_add_overflow(s->credit_bytes, credit->bytes, &s->credit_bytes)) {
         s->credit_bytes = UINT64_MAX;
     }

@@ -56,19 +56,10 @@ static void drop_first(row_queue *queue) {
     bt_block_release(forget_first(queue));
 }
 
-void row_queue_clear(row_queue *queue) {
-    const bt_block *kept = queue->is_reserved ? queue->last : NULL;
-    while (queue->first != kept)
-        drop_first(queue);
-    if (kept != NULL) queue->first_at = kept->used;
-    queue->record_left = 0;
-    queue->bytes = 0;
-}
-
 void row_queue_destroy(row_queue *queue) {
     if (queue == NULL) return;
-    queue->is_reserved = false;
-    row_queue_clear(queue);
+    while (queue->first != NULL)
+        drop_first(queue);
     bt_free(queue);
 }
 

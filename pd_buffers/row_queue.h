@@ -70,7 +70,5 @@ typedef struct row_slice {
  * and one block holds, or the beginning of one that is longer. false: nothing is queued. Never
  * fails. */
 BT_MUST_CHECK bool row_queue_take(row_queue *queue, size_t bytes_max, row_slice *out);
-/* Forgets what is queued; what is reserved stays, and may be written to. */
-void row_queue_clear(row_queue *queue);
 
 #endif

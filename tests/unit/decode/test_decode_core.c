@@ -534,6 +534,23 @@ static void a_slow_reader_keeps_its_request(void **state) {
     }
 }
 
+/* Credit that adds up to more than a number holds is never withheld. */
+static void credit_beyond_all_numbers_is_unlimited(void **state) {
+    (void)state;
+    world *w = world_create(&(world_options){.support_max = 64, .cap = 64});
+    world_register(w);
+    const proto_generation g = world_generation(20, SAMPLER_MASK_SUPPORT);
+    const proto_attempt a = world_start(w, 20, &g, 500);
+    world_settle(w);
+    world_credit(w, a, UINT64_MAX - 2);
+    world_credit(w, a, 20);
+    world_settle(w);
+    world_read(w, a, &stream);
+    world_expect_rows(w, &stream, 20, &g, 20);
+    world_expect_empty(w);
+    world_destroy(w);
+}
+
 static void a_blocked_connection_parks_and_goes_on_in_large_frames(void **state) {
     (void)state;
     /* The queue's bound is more than a frame; the rows are small. */
@@ -627,6 +644,7 @@ int main(void) {
         cmocka_unit_test(credit_bounds_a_stream_and_no_other),
         cmocka_unit_test(a_reader_that_takes_nothing_loses_its_request),
         cmocka_unit_test(a_slow_reader_keeps_its_request),
+        cmocka_unit_test(credit_beyond_all_numbers_is_unlimited),
         cmocka_unit_test(a_blocked_connection_parks_and_goes_on_in_large_frames),
         cmocka_unit_test(rows_that_nobody_takes_are_bounded),
     };

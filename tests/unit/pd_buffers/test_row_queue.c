@@ -222,16 +222,6 @@ static void an_emptied_queue_uses_its_memory_again(void **state) {
     row_queue_destroy(queue);
 }
 
-/* One part, which is all there is. */
-static size_t take_part(row_queue *queue) {
-    row_slice part;
-    assert_true(row_queue_take(queue, BYTES_MAX, &part));
-    memcpy(stream, part.bytes, part.count);
-    bt_block_release(part.block);
-    assert_int_equal(row_queue_bytes(queue), 0);
-    return part.count;
-}
-
 /* Draws row `number` into the reserved room as the sampler does, log-probabilities right behind the
  * ids or as far away as the cap, and pushes it. */
 static void draw_in_place(row_queue *queue, uint32_t mode, uint32_t number, bool is_joined) {
@@ -287,22 +277,40 @@ static void rows_are_drawn_in_place(void **state) {
     }
 }
 
-/* The step goes on while its sample ends: what it writes to stays. */
-static void reserved_room_outlives_a_clear(void **state) {
+/* What was taken before is given back while a row is drawn: the row stays where it is. */
+static void a_row_that_is_drawn_does_not_move(void **state) {
     (void)state;
-    row_queue *queue = make_queue(ROW_MASK_SUPPORT);
+    row_queue *queue = make_queue(ROW_MASK_SELECTED);
+    row_slice part;
     int32_t *room = NULL;
-    for (uint32_t i = 0; i < 20; i++)
-        draw_in_place(queue, ROW_MASK_SUPPORT, i, true);
+    draw_in_place(queue, ROW_MASK_SELECTED, 0, true);
+    assert_true(row_queue_take(queue, BYTES_MAX, &part));
     assert_int_equal(row_queue_reserve(queue, &room), BT_OK);
-    row_queue_clear(queue);
-    assert_int_equal(row_queue_bytes(queue), 0);
-    memset(room, 1, 2 * CAP * sizeof *room);
-    draw_in_place(queue, ROW_MASK_SUPPORT, 20, true);
-    assert_stream(ROW_MASK_SUPPORT, take_part(queue), 20, 1);
+    bt_block_release(part.block);
+    token_row row = make_row(ROW_MASK_SELECTED, 1);
+    memcpy(room, row.support_ids, row.support_count * sizeof *room);
+    row.support_ids = room;
+    assert_int_equal(row_queue_push(queue, &row), BT_OK);
+    assert_true(row_queue_take(queue, BYTES_MAX, &part));
+    assert_ptr_equal(part.bytes + ROW_RECORD_HEADER_BYTES, (uint8_t *)room);
+    bt_block_release(part.block);
     assert_int_equal(row_queue_reserve(queue, &room), BT_OK); /* and is not drawn to */
     row_queue_destroy(queue);
     assert_int_equal(bt_block_pool_used_bytes(pool), 0);
+}
+
+/* Blocks grow with what is queued, up to a size. */
+static void rows_that_pile_up_take_little_more(void **state) {
+    (void)state;
+    row_queue *queue = make_queue(ROW_MASK_SUPPORT);
+    for (uint32_t i = 0;; i++) {
+        const token_row row = make_row(ROW_MASK_SUPPORT, i % ROWS);
+        if (row_queue_push(queue, &row) != BT_OK) break;
+        assert_true(bt_block_pool_used_bytes(pool) <=
+                    row_queue_bytes(queue) + ROW_BLOCK_BYTES_MAX / 8 * 9 + ROW_BLOCK_BYTES);
+    }
+    assert_true(row_queue_bytes(queue) > BYTES_MAX - 2000);
+    row_queue_destroy(queue);
 }
 
 /* Small rows under a large cap: the blocks are not much more than twice the rows. */
@@ -403,9 +411,8 @@ static void bounds_hold(void **state) {
     assert_int_equal(row_queue_pushed(queue), 2);
     assert_int_equal(take_all(queue, BYTES_MAX), 2 * one);
     assert_int_equal(row_queue_push(queue, &row), BT_OK);
-    row_queue_clear(queue);
-    assert_int_equal(row_queue_bytes(queue), 0);
-    assert_int_equal(row_queue_taken(queue), 2);
+    assert_int_equal(take_all(queue, BYTES_MAX), one);
+    assert_int_equal(row_queue_taken(queue), 3);
     row.mask_mode = ROW_MASK_SELECTED;
     assert_int_equal(row_queue_push(queue, &row), BT_ERR_CALLER_ARGUMENT);
     row = make_row(ROW_MASK_SUPPORT, 1);
@@ -447,7 +454,8 @@ int main(void) {
         cmocka_unit_test(parts_outlive_what_follows),
         cmocka_unit_test(an_emptied_queue_uses_its_memory_again),
         cmocka_unit_test(rows_are_drawn_in_place),
-        cmocka_unit_test(reserved_room_outlives_a_clear),
+        cmocka_unit_test(a_row_that_is_drawn_does_not_move),
+        cmocka_unit_test(rows_that_pile_up_take_little_more),
         cmocka_unit_test(reserved_room_is_used_again),
         cmocka_unit_test(row_zero_comes_from_the_handoff),
         cmocka_unit_test(pushed_rows_are_copies),

@@ -81,7 +81,8 @@ bool proto_output_add(proto_output *output, const void *bytes, size_t count) {
     uint8_t *to = block->bytes + block->used;
     memcpy(to, bytes, count);
     proto_output_piece *last = output->count > 0 ? piece_at(output, output->count - 1) : NULL;
-    if (last != NULL && last->block == block && last->bytes + last->count == to) {
+    if (last != NULL && last->block == block) { /* it ends where the block's free part begins */
+        BT_ASSERT(last->bytes + last->count == to);
         last->count += count;
         output->bytes += count;
     } else {

@@ -110,6 +110,13 @@ static void what_is_wrong_is_named(void **state) {
     assert_int_equal(attempt_words_add(&words, 0, changed, 36, VOCAB, &error),
                      BT_ERR_REQUEST_INVALID);
     attempt_words_fini(&words);
+    /* A second part that is longer than what is missing. */
+    assert_int_equal(attempt_words_init(&g, 3, &words), BT_OK);
+    assert_int_equal(attempt_words_add(&words, 0, whole.words, 32, VOCAB, &error), BT_OK);
+    assert_int_equal(attempt_words_add(&words, 8, whole.words + 7, 8, VOCAB, &error),
+                     BT_ERR_REQUEST_INVALID);
+    assert_int_equal(words.received, 8);
+    attempt_words_fini(&words);
 }
 
 /* The i-th sample has the i-th output of splitmix64 that starts at the seed; the outputs for

@@ -213,7 +213,7 @@ static proto_run make_run(world *w, uint32_t prompt_tokens) {
 
 static void bad_runs_are_refused_by_name(void **state) {
     (void)state;
-    enum { CASES = 10 };
+    enum { CASES = 12 };
     world *w = world_create(&(world_options){.prefill_pages = 10, .context_tokens = 500});
     world_register(w);
     proto_run runs[CASES];
@@ -230,6 +230,8 @@ static void bad_runs_are_refused_by_name(void **state) {
     runs[8].generation.mask_mode = 7;
     runs[9].generation.banned_id_count = 2;
     runs[9].generation.stop_ids[1] = WORLD_VOCAB;
+    runs[10].slot_count = 2;
+    runs[11].slot_count = 0;
     static const struct {
         bt_status status;
         const char *text;
@@ -239,6 +241,7 @@ static void bad_runs_are_refused_by_name(void **state) {
         {BT_ERR_REQUEST_TOO_LARGE, "context"},      {BT_ERR_REQUEST_TOO_LARGE, "11 KV pages"},
         {BT_ERR_PEER_GONE, "999 is not connected"}, {BT_ERR_PEER_GONE, "not connected"},
         {BT_ERR_REQUEST_INVALID, "mask_mode"},      {BT_ERR_REQUEST_INVALID, "stop id 5000"},
+        {BT_ERR_REQUEST_INVALID, "2 row slots"},    {BT_ERR_REQUEST_INVALID, "0 row slots"},
     };
     for (int i = 0; i < CASES; i++) {
         say_run(w, &runs[i], w->prompt, 20 * sizeof(int32_t));

@@ -261,7 +261,7 @@ static void on_done_with_statuses(void *context, bt_status status) {
         if (tamper.statuses[i] == SAMPLER_OK) continue;
         s->rows[i].status = tamper.statuses[i];
         s->rows[i].support_count = 0;
-        s->rows[i].cap_needed = tamper.statuses[i] == SAMPLER_OVERFLOW ? 1000 + i : 0;
+        s->rows[i].cap_needed = tamper.statuses[i] == SAMPLER_OVERFLOW ? 1000 + i % 2 : 0;
     }
     tamper.on_done(tamper.core, status);
 }
@@ -316,7 +316,7 @@ static void when_no_sample_has_a_token_nothing_is_handed_over(void **state) {
         const proto_generation g = make_generation(w, 3, SAMPLER_MASK_SUPPORT);
         const proto_attempt a = run_with_statuses(w, &g, cases[i]);
         const proto_prefill_done done = prompts_expect_done(w, a, expected[i]);
-        assert_int_equal(done.cap_needed, i == 0 ? 1002 : 0);
+        assert_int_equal(done.cap_needed, i == 0 ? 1001 : 0); /* the most, of the second */
         assert_non_null(strstr(done.text, "token 0"));
         assert_int_equal(world_prefill_view(w).pages_cached, 0);
         world_cancel(w, &w->decode, a);

@@ -15,6 +15,7 @@
 #include <cmocka.h>
 #include <event2/event.h>
 
+#include "base/fault.h"
 #include "base/mem.h"
 #include "proto/dial.h"
 #include "proto/frame.h"
@@ -35,7 +36,7 @@ typedef struct end {
     uint32_t highs, lows;
     bt_block *kept; /* of the last payload, when keeps */
     bool keeps;
-    bool destroy_on_message, destroy_on_closed, answer;
+    bool destroy_on_message, finish_on_message, destroy_on_closed, answer;
 } end;
 
 static struct event_base *base;
@@ -63,6 +64,7 @@ static void on_message(void *context, proto_link *link, const proto_message *mes
         sample_message(PROTO_PONG, NULL, 0, &pong);
         proto_link_send(link, &pong);
     }
+    if (e->finish_on_message) proto_link_finish(link);
     if (e->destroy_on_message) {
         proto_link_destroy(link);
         e->link = NULL;
@@ -270,6 +272,57 @@ static void a_peer_that_does_not_read_is_closed(void **state) {
     (void)close(fds[1]);
 }
 
+/* Queued output of one end: `count` frames that nobody reads. */
+static size_t queue_frames(uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        send_kind(&left, PROTO_CHUNK, RING_PAYLOAD);
+    return proto_link_output_bytes(left.link);
+}
+
+/* The bound is the last byte that is fine. */
+static void output_up_to_the_bound_is_fine(void **state) {
+    (void)state;
+    int fds[2];
+    make_pair(fds);
+    open_end(&left, fds[0], NULL);
+    const size_t four = queue_frames(4);
+    proto_link_destroy(left.link);
+    (void)close(fds[1]);
+    for (size_t less = 0; less <= 1; less++) {
+        const proto_link_options options = {.output_max_bytes = four - less};
+        make_pair(fds);
+        open_end(&left, fds[0], &options);
+        assert_int_equal(queue_frames(4), four);
+        (void)event_base_loop(base, EVLOOP_NONBLOCK);
+        assert_int_equal(left.closed, less);
+        proto_link_destroy(left.link);
+        left.link = NULL;
+        (void)close(fds[1]);
+    }
+}
+
+/* High once it is above the mark, low not before half of it is gone. */
+static void output_is_low_at_half_the_mark(void **state) {
+    (void)state;
+    static uint8_t sink[64 * 1024];
+    int fds[2];
+    make_pair(fds);
+    const proto_link_options options = {.output_high_bytes = 8 * RING_PAYLOAD};
+    open_end(&left, fds[0], &options);
+    (void)queue_frames(7);
+    assert_int_equal(left.highs, 0);
+    (void)queue_frames(2);
+    assert_int_equal(left.highs, 1);
+    while (left.lows == 0) {
+        (void)event_base_loop(base, EVLOOP_NONBLOCK);
+        const bool is_low = proto_link_output_bytes(left.link) <= 4 * RING_PAYLOAD;
+        assert_int_equal(left.lows, is_low);
+        (void)read(fds[1], sink, sizeof sink);
+    }
+    assert_int_equal(left.highs, 1);
+    (void)close(fds[1]);
+}
+
 static void the_end_of_a_peer_is_seen(void **state) {
     (void)state;
     int fds[2];
@@ -360,6 +413,20 @@ static void finishing_delivers_what_is_queued(void **state) {
     assert_int_equal(right.payload_errors, 0);
 }
 
+/* Also of what has been read already and not looked at. */
+static void finishing_stops_input_at_once(void **state) {
+    (void)state;
+    int fds[2];
+    make_pair(fds);
+    open_end(&left, fds[0], NULL);
+    open_end(&right, fds[1], NULL);
+    right.finish_on_message = true;
+    for (int i = 0; i < 3; i++)
+        send_kind(&left, PROTO_PING, 0);
+    run_until(&left.closed, 1);
+    assert_int_equal(right.messages, 1);
+}
+
 static void a_message_that_cannot_be_sent_closes(void **state) {
     (void)state;
     int fds[2];
@@ -373,6 +440,80 @@ static void a_message_that_cannot_be_sent_closes(void **state) {
     assert_int_equal(left.why, BT_ERR_WORKER_INTERNAL);
     (void)close(fds[1]);
 }
+
+/* ---- memory that runs out ---------------------------------------------------------------------
+ */
+
+#ifdef BT_FAULT
+static void every_allocation_of_a_link_may_fail(void **state) {
+    (void)state;
+    const proto_link_events events = {.on_message = on_message, .on_closed = on_closed};
+    bt_status status = BT_ERR_WORKER_MEMORY;
+    uint64_t nth = 0;
+    while (status != BT_OK) {
+        int fds[2];
+        make_pair(fds);
+        bt_fault_set(BT_FAULT_ALLOC, ++nth);
+        status = proto_link_create(base, fds[0], NULL, &events, &left.link);
+        bt_fault_set(BT_FAULT_ALLOC, 0);
+        if (status != BT_OK) {
+            char byte;
+            assert_int_equal(status, BT_ERR_WORKER_MEMORY);
+            assert_int_equal(read(fds[1], &byte, 1), 0); /* the descriptor was taken all the same */
+        }
+        (void)close(fds[1]);
+    }
+    assert_true(nth > 3);
+}
+
+enum { LOST_MESSAGES = 30 };
+
+/* Messages of all sizes from one end to the other, with the nth allocation failing: all arrive, or
+ * those before it and one end says why. true: it was not reached. */
+static bool transfer_with_fault(uint64_t nth) {
+    const bt_block_pool_options options = {.idle_bytes_max = 1 << 20};
+    proto_message messages[LOST_MESSAGES];
+    bt_block_pool *pool = NULL;
+    int fds[2];
+    make_pair(fds);
+    assert_int_equal(bt_block_pool_create(&options, &pool), BT_OK);
+    open_end(&left, fds[0], NULL);
+    open_end(&right, fds[1], NULL);
+    for (uint32_t i = 0; i < LOST_MESSAGES; i++) {
+        const size_t count = i % 4 == 0 ? 0 : 4 * (size_t)(i * i * i);
+        bt_block *block = count > 0 && i % 2 == 0 ? bt_block_acquire(pool, count) : NULL;
+        uint8_t *payload = count == 0 ? NULL : block != NULL ? block->bytes : bt_malloc(count);
+        for (size_t b = 0; b < count; b++)
+            payload[b] = (uint8_t)(b * 31);
+        sample_message(count == 0 ? PROTO_PING : PROTO_CHUNK, payload, count, &messages[i]);
+        messages[i].block = block;
+    }
+    bt_fault_set(BT_FAULT_ALLOC, nth);
+    for (uint32_t i = 0; i < LOST_MESSAGES; i++)
+        proto_link_send(left.link, &messages[i]);
+    while (right.messages < LOST_MESSAGES && left.closed + right.closed == 0)
+        assert_true(event_base_loop(base, EVLOOP_ONCE) == 0);
+    const bool is_past = bt_fault_visits(BT_FAULT_ALLOC) < nth;
+    bt_fault_set(BT_FAULT_ALLOC, 0);
+    assert_int_equal(right.messages == LOST_MESSAGES, is_past);
+    assert_int_equal(right.payload_errors, 0);
+    if (!is_past) assert_int_equal(left.closed > 0 ? left.why : right.why, BT_ERR_WORKER_MEMORY);
+    proto_link_destroy(left.link);
+    proto_link_destroy(right.link);
+    left.link = right.link = NULL;
+    assert_int_equal(bt_block_pool_used_bytes(pool), 0);
+    bt_block_pool_destroy(pool);
+    return is_past;
+}
+
+static void every_allocation_of_a_transfer_may_fail(void **state) {
+    (void)state;
+    uint64_t nth = 1;
+    while (!transfer_with_fault(nth))
+        nth++;
+    assert_true(nth > 10);
+}
+#endif
 
 /* ---- listener and dial ----------------------------------------------------------------------- */
 
@@ -480,21 +621,18 @@ static void addresses_are_parsed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(every_kind_arrives_in_order),
-        TEST(big_payloads_pass_the_socket_buffer),
-        TEST(payloads_in_blocks_are_kept),
-        TEST(destroying_gives_payloads_up),
-        TEST(a_peer_that_does_not_read_is_closed),
-        TEST(the_end_of_a_peer_is_seen),
-        TEST(an_end_inside_a_frame_is_named),
-        TEST(bad_bytes_close_the_link),
-        TEST(destroying_in_a_callback_is_safe),
-        TEST(finishing_delivers_what_is_queued),
-        TEST(a_message_that_cannot_be_sent_closes),
-        TEST(workers_may_start_before_the_router),
-        TEST(a_port_in_use_is_named),
-        TEST(a_dial_can_be_stopped_at_any_time),
-        cmocka_unit_test(addresses_are_parsed),
+        TEST(every_kind_arrives_in_order),         TEST(big_payloads_pass_the_socket_buffer),
+        TEST(payloads_in_blocks_are_kept),         TEST(destroying_gives_payloads_up),
+        TEST(a_peer_that_does_not_read_is_closed), TEST(output_up_to_the_bound_is_fine),
+        TEST(output_is_low_at_half_the_mark),      TEST(the_end_of_a_peer_is_seen),
+        TEST(an_end_inside_a_frame_is_named),      TEST(bad_bytes_close_the_link),
+        TEST(destroying_in_a_callback_is_safe),    TEST(finishing_delivers_what_is_queued),
+        TEST(finishing_stops_input_at_once),       TEST(a_message_that_cannot_be_sent_closes),
+#ifdef BT_FAULT
+        TEST(every_allocation_of_a_link_may_fail), TEST(every_allocation_of_a_transfer_may_fail),
+#endif
+        TEST(workers_may_start_before_the_router), TEST(a_port_in_use_is_named),
+        TEST(a_dial_can_be_stopped_at_any_time),   cmocka_unit_test(addresses_are_parsed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

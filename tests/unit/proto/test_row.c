@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/crc32c.h"
 #include "base/little_endian.h"
 
 enum { CAP = 50, CHUNKS = 3 };
@@ -155,10 +156,59 @@ static void more_than_may_be_asked_for_is_refused(void **state) {
     f.row.id_logprob_count = PROTO_LOGPROB_IDS_MAX + 1;
     assert_int_equal(row_encode(&f.row, f.checksums, f.slot, sizeof f.slot, &f.total),
                      BT_ERR_CALLER_ARGUMENT);
+    f.row.id_logprob_count = 0;
+    f.row.top = NULL;
+    f.row.top_count = 1;
+    assert_int_equal(row_encode(&f.row, f.checksums, f.slot, sizeof f.slot, &f.total),
+                     BT_ERR_CALLER_ARGUMENT);
+    f.row.top_count = 0;
     f.row.id_logprobs = NULL;
     f.row.id_logprob_count = 1;
     assert_int_equal(row_encode(&f.row, f.checksums, f.slot, sizeof f.slot, &f.total),
                      BT_ERR_CALLER_ARGUMENT);
+}
+
+/* Nor read: sections of the size that they say, in a row that says as much. */
+static void more_than_may_be_asked_for_is_not_read(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t kind, bytes;
+        const char *fault; /* NULL: it may be */
+    } sections[] = {
+        {5, sizeof(row_top) * PROTO_TOP_LOGPROBS_MAX, NULL},
+        {5, sizeof(row_top) * (PROTO_TOP_LOGPROBS_MAX + 1), "top log-probabilities"},
+        {5, 0, "top log-probabilities"},
+        {5, sizeof(row_top) + 4, "top log-probabilities"},
+        {6, 4 * PROTO_LOGPROB_IDS_MAX, NULL},
+        {6, 4 * (PROTO_LOGPROB_IDS_MAX + 1), "asked log-probabilities"},
+        {6, 0, "asked log-probabilities"},
+        {6, 7, "asked log-probabilities"},
+    };
+    static _Alignas(ROW_SLOT_ALIGNMENT) uint8_t slot[8192];
+    for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) {
+        fixture f;
+        prepare(&f, ROW_MASK_OFF, 0, false);
+        const size_t total = f.total + 8 + (sections[i].bytes + 7u) / 8 * 8;
+        memset(slot, 0, sizeof slot);
+        memcpy(slot, f.slot, f.total);
+        bt_store_le32(slot + 8, (uint32_t)total);
+        bt_store_le32(slot + f.total, sections[i].kind);
+        bt_store_le32(slot + f.total + 4, sections[i].bytes);
+        const char *fault = row_fault(slot, total);
+        if (sections[i].fault == NULL) assert_null(fault);
+        if (sections[i].fault != NULL) assert_string_equal(fault, sections[i].fault);
+    }
+}
+
+/* Every section is looked for within the row alone. */
+static void a_section_that_ends_behind_the_row_is_named(void **state) {
+    (void)state;
+    fixture f;
+    prepare(&f, ROW_MASK_OFF, 0, true);
+    for (size_t bytes = f.total - 8; bytes < f.total; bytes++) {
+        bt_store_le32(f.slot + 8, (uint32_t)bytes);
+        assert_string_equal(row_fault(f.slot, bytes), "first-token log-probability");
+    }
 }
 
 /* Floats are bits: a NaN with a payload, negative zero and a denormal come back as they were. */
@@ -290,6 +340,22 @@ static void chunk_checksums_are_part_of_the_proof(void **state) {
     assert_int_equal(row_prove(f.slot, f.total, f.checksums, CHUNKS - 1), BT_ERR_REQUEST_CORRUPT);
 }
 
+/* A row that is right for other chunks than it says. */
+static void the_number_of_chunks_is_part_of_the_proof(void **state) {
+    (void)state;
+    static const uint8_t zero[4];
+    fixture f;
+    prepare(&f, ROW_MASK_SELECTED, 2, true);
+    bt_store_le32(f.slot + 72, CHUNKS - 1);
+    uint32_t crc = bt_crc32c(0, f.slot, 12);
+    crc = bt_crc32c(crc, zero, sizeof zero);
+    crc = bt_crc32c(crc, f.slot + 16, ROW_HEADER_BYTES - 16);
+    crc = bt_crc32c(crc, f.checksums, sizeof f.checksums);
+    crc = bt_crc32c(crc, f.slot + ROW_HEADER_BYTES, f.total - ROW_HEADER_BYTES);
+    bt_store_le32(f.slot + 12, crc);
+    assert_int_equal(row_prove(f.slot, f.total, f.checksums, CHUNKS), BT_ERR_REQUEST_CORRUPT);
+}
+
 static void every_cut_length_is_refused(void **state) {
     (void)state;
     fixture f;
@@ -391,11 +457,14 @@ int main(void) {
         cmocka_unit_test(every_shape_round_trips),
         cmocka_unit_test(asked_logprobs_travel_beside_the_mask),
         cmocka_unit_test(more_than_may_be_asked_for_is_refused),
+        cmocka_unit_test(more_than_may_be_asked_for_is_not_read),
+        cmocka_unit_test(a_section_that_ends_behind_the_row_is_named),
         cmocka_unit_test(floats_travel_as_bits),
         cmocka_unit_test(layout_is_the_documented_one),
         cmocka_unit_test(every_byte_is_where_the_header_says),
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(chunk_checksums_are_part_of_the_proof),
+        cmocka_unit_test(the_number_of_chunks_is_part_of_the_proof),
         cmocka_unit_test(every_cut_length_is_refused),
         cmocka_unit_test(headers_that_lie_are_refused),
         cmocka_unit_test(encoder_refuses_what_cannot_be),

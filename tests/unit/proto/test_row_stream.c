@@ -135,6 +135,20 @@ static void records_that_lie_are_refused(void **state) {
     }
 }
 
+static void without_a_mask_there_is_no_size(void **state) {
+    (void)state;
+    _Alignas(4) uint8_t record[256];
+    const token_row row = make_row(ROW_MASK_OFF, 0);
+    token_row got;
+    size_t used = 0;
+    row_record_encode(&row, record);
+    assert_int_equal(row_record_decode(record, sizeof record, CAP, &got, &used), BT_OK);
+    bt_store_le32(record + 28, 1);
+    assert_int_equal(row_record_decode(record, sizeof record, CAP, &got, &used),
+                     BT_ERR_PEER_PROTOCOL);
+    assert_string_equal(row_record_fault(record, sizeof record, CAP), "a support without a mask");
+}
+
 static void the_cap_is_the_reader_s(void **state) {
     (void)state;
     _Alignas(4) uint8_t record[256];
@@ -197,6 +211,7 @@ int main(void) {
         cmocka_unit_test(a_stream_is_read_however_it_is_cut),
         cmocka_unit_test(records_that_lie_are_refused),
         cmocka_unit_test(layout_is_the_documented_one),
+        cmocka_unit_test(without_a_mask_there_is_no_size),
         cmocka_unit_test(the_cap_is_the_reader_s),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,10 +7,11 @@
  *     depends on e stands in a table of 24 binades.
  *   - x in these units is m * 2^(e - 23) / 10^k; for k < 0 that is an integer times a power of two,
  *     so it is had without rounding: `below` and a fraction of 64 bits.
- *   - The numbers that read back as x reach from it as far up as down, as long as m is no power of
- *     two (then the lower neighbour is nearer: left to json_number.c). So when any multiple of ten
- *     units reads back, the nearest one does. Else the nearest unit is the answer, the even one of
- *     two alike. The ends of the interval never are units: they are odd multiples of 2^(e - 53).
+ *   - The numbers that read back as x reach from it as far up as down (but for powers of two, whose
+ *     lower neighbour is nearer: of the few there are here none has a candidate in between). So
+ * when any multiple of ten units reads back, the nearest one does. Else the nearest unit is the
+ * answer, the even one of two alike. The ends of the interval never are units: they are odd
+ * multiples of 2^(e - 53).
  *   - The answer has 16 or 17 digits with zeros at its end, and they stand at places that depend on
  *     e alone: sixteen of them end the text, what is in front of those comes from a table.
  *
@@ -75,7 +76,7 @@ static inline unsigned write_tail(char *out, uint32_t upper, uint32_t lower) {
 
 static inline size_t write_float(char *out, uint32_t bits) {
     const uint32_t size = bits & 0x7fffffffU;
-    if (BT_UNLIKELY(size - SIZE_MIN >= SIZE_END - SIZE_MIN || (size & FRACTION) == 0)) {
+    if (BT_UNLIKELY(size - SIZE_MIN >= SIZE_END - SIZE_MIN)) {
         float value;
         memcpy(&value, &bits, sizeof value);
         return bt_json_double(out, (double)value);

@@ -28,7 +28,7 @@ typedef struct bt_json_power {
 
 extern const bt_json_power bt_json_powers[BT_JSON_POWER_MAX - BT_JSON_POWER_MIN + 1];
 
-/* The floats m 2^(e - 23) of one exponent e, 2^23 < m < 2^24, counted in units of 10^k: what
+/* The floats m 2^(e - 23) of one exponent e, 2^23 <= m < 2^24, counted in units of 10^k: what
  * json_number_float.c says at its head. */
 typedef struct bt_json_binade {
     uint64_t whole; /* 2^(e - 23) / 10^k = whole + part / 2^64, exactly */

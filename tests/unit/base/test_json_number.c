@@ -374,6 +374,41 @@ static void lists_are_their_numbers(void **state) {
     bt_free(expected);
 }
 
+/* Where another way of writing begins, of the lists too: alone among numbers of the usual kind, in
+ * each place of four. */
+static void lists_around_their_limits(void **state) {
+    (void)state;
+    static const float float_limits[] = {1e-5F, 0.5F,  1.0F,  2.0F,  4.0F,   8.0F,
+                                         10.0F, 16.0F, 32.0F, 64.0F, 100.0F, 128.0F};
+    static const int32_t int_limits[] = {0, 10, 100, 1000, 10000, 100000, 1000000, 100000000};
+    enum { COUNT = 9 };
+    char *room = bt_malloc(bt_json_floats_room(COUNT));
+    assert_non_null(room);
+    for (uint32_t i = 0; i < BT_ARRAY_COUNT(float_limits) * 7 * COUNT; i++) {
+        float floats[COUNT] = {-0.75F, -1.1F, -3.3F, -7.7F, -9.1F, -20.2F, -40.4F, -70.7F, -99.9F};
+        char expected[COUNT * TEXT_MAX];
+        uint32_t bits;
+        size_t length = 0;
+        memcpy(&bits, &float_limits[i / COUNT / 7], sizeof bits);
+        floats[i % COUNT] = -float_from_bits(bits - 3 + i / COUNT % 7);
+        for (size_t k = 0; k < COUNT; k++) {
+            length += bt_json_double(expected + length, (double)floats[k]);
+            expected[length++] = ',';
+        }
+        assert_int_equal(bt_json_floats(room, floats, COUNT), length - 1);
+        assert_memory_equal(room, expected, length - 1);
+    }
+    for (size_t i = 0; i < BT_ARRAY_COUNT(int_limits) * 5; i++) {
+        const int32_t ints[] = {4321, int_limits[i / 5] - 2 + (int32_t)(i % 5), 151935};
+        char expected[3 * TEXT_MAX];
+        const int length =
+            snprintf(expected, sizeof expected, "%d,%d,%d", ints[0], ints[1], ints[2]);
+        assert_int_equal(bt_json_ints(room, ints, 3), length);
+        assert_memory_equal(room, expected, (size_t)length);
+    }
+    bt_free(room);
+}
+
 /* Nothing but the longest texts. */
 static void lists_of_the_longest(void **state) {
     (void)state;
@@ -461,6 +496,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(floats_equal_the_recorded_digests),
         cmocka_unit_test(floats_of_every_binade_are_their_doubles),
         cmocka_unit_test(lists_are_their_numbers),
+        cmocka_unit_test(lists_around_their_limits),
         cmocka_unit_test(lists_of_the_longest),
         cmocka_unit_test(forms_change_at_the_right_places),
         cmocka_unit_test(shortest_at_every_exponent),

@@ -336,28 +336,21 @@ static bool is_delta_stream(const api_call *call) {
     return call->request->kind != API_GENERATE || call->options.settings->is_incremental;
 }
 
-/* With an interval k an event is due after tokens 1, k + 1, 2k + 1, ... */
-static bool is_interval_due(uint32_t sent, uint32_t now, uint32_t interval) {
-    return ((uint64_t)now + interval - 1) / interval > ((uint64_t)sent + interval - 1) / interval;
-}
-
 static bool is_event_due(const api_call *call, uint32_t sample) {
     const api_sample *s = &call->samples[sample];
     const api_request *request = api_request_of(call, sample);
     if (!is_item_ready(api_item_of(call, sample))) return false;
     if (api_sample_is_over(s)) return !s->is_said;
-    /* The last token goes out together with the finish reason. But a chat begins with the role. */
-    bool is_begun = request->kind != API_CHAT || s->stage != API_STAGE_BEGIN;
-    if (is_begun && (s->generation.is_complete || generation_is_holding(&s->generation)))
-        return false;
-    return is_interval_due(s->sent.row_to, s->generation.count, request->stream_interval);
+    /* A chat begins with the role. */
+    if (request->kind == API_CHAT && s->stage == API_STAGE_BEGIN) return s->generation.count > 0;
+    return s->due.row_to > s->sent.row_to;
 }
 
-/* Begins the next event of a sample, with everything there is by now. */
+/* Begins the next event of a sample, with everything up to where one is due. */
 static bool start_event(api_call *call, uint32_t sample) {
     api_sample *s = &call->samples[sample];
     if (!is_event_due(call, sample)) return false;
-    reply_range next = api_sample_range(s);
+    reply_range next = api_sample_is_over(s) ? api_sample_range(s) : s->due;
     if (is_delta_stream(call)) {
         next.row_from = s->sent.row_to;
         next.text_from = s->sent.text_to;
@@ -367,7 +360,7 @@ static bool start_event(api_call *call, uint32_t sample) {
     api_item_of(call, sample)->has_begun = true;
     if (call->request->kind != API_GENERATE) return api_openai_add_event(call, sample, &next);
     s->going = next;
-    s->going.place = reply_store_end(&s->store);
+    s->going.place = next.place_to;
     api_start_writer(call, sample, &next);
     bt_text_add_string(reply_writer_literal(&call->writer), "data: ");
     api_generate_add(call, sample);

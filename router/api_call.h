@@ -122,6 +122,8 @@ typedef struct api_sample {
     api_stage stage;
     uint32_t retractions;
     uint64_t received_bytes, granted_bytes; /* of its row stream */
+    reply_range due;                        /* up to the last token behind which an event is due, */
+    uint64_t due_events;                    /* how many are by then */
     reply_range sent;  /* row_to, text_to, place: up to where finished events went */
     reply_range going; /* the same of the event that is being written */
 } api_sample;

@@ -40,6 +40,7 @@ static inline reply_range api_sample_range(const api_sample *s) {
                          .text_to = s->generation.text.used,
                          .entries_to = s->entries,
                          .place = reply_store_begin(&s->store),
+                         .place_to = reply_store_end(&s->store),
                          .weights = &s->weights};
 }
 

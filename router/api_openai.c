@@ -202,7 +202,7 @@ static bool add_role(api_call *call, uint32_t sample) {
 static void take_range(api_call *call, api_sample *s, const reply_range *range) {
     call->tokens_told += range->row_to - s->going.row_to;
     s->going = *range;
-    s->going.place = reply_store_end(&s->store);
+    s->going.place = range->place_to;
 }
 
 bool api_openai_add_event(api_call *call, uint32_t sample, const reply_range *next) {

@@ -148,6 +148,19 @@ static bt_status store_row(const api_item *item, api_sample *s, const record_pla
     return weight_runs_push(&s->weights, row->weights_version);
 }
 
+/* With an interval k an event is due after tokens 1, k + 1, 2k + 1, ..., or later when the end of
+ * the text could become a stop string there; the last token goes out together with the finish
+ * reason. More rows may be here before an event is written: it ends where it is due all the same.
+ */
+static void note_due(const api_request *request, api_sample *s) {
+    const generation *g = &s->generation;
+    const uint64_t events = ((uint64_t)g->count - 1) / request->stream_interval + 1;
+    if (!request->streams || events <= s->due_events) return;
+    if (g->is_complete || g->is_stopped || generation_is_holding(g)) return;
+    s->due = api_sample_range(s);
+    s->due_events = events;
+}
+
 static bt_status take_row(api_call *call, api_sample *s, const record_place *record,
                           const token_row *row) {
     const api_item *item = &call->items[s->item];
@@ -158,6 +171,7 @@ static bt_status take_row(api_call *call, api_sample *s, const record_place *rec
     bt_status status = store_row(item, s, record, row);
     if (status == BT_OK) status = generation_push(&s->generation, row->token);
     if (s->generation.count > before) s->entries += row->support_count;
+    if (status == BT_OK) note_due(item->request, s);
     return status;
 }
 

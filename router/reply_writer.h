@@ -65,7 +65,7 @@ typedef struct reply_range {
     uint32_t row_from, row_to;
     size_t text_from, text_to;
     uint64_t entries_from, entries_to; /* of masks, in all rows before row_from, before row_to */
-    reply_place place;                 /* of row_from, when rows are stored */
+    reply_place place, place_to;       /* of row_from, of row_to, when rows are stored */
     const weight_runs *weights;        /* of all rows, when rows are stored */
 } reply_range;
 

@@ -8,10 +8,12 @@ by what they say: each repeats all (cumulative), or says what is new (incrementa
 import array
 import base64
 import json
+import re
 import threading
 
 from harness import check, equal, in_threads, joined_runs
 
+COUNT = 54
 MODES = ("off", "selected", "support")
 CAP = 1024  # of the cluster's masks: above every support here
 VOLATILE = ("e2e_latency", "response_sent_to_client_ts", "cached_tokens", "cached_tokens_details")
@@ -75,7 +77,7 @@ def requests_of(facts, tokens=120):
     """The 54 bodies, as objects. Number 3 * s + m is setting s in mode m."""
     draw = numbers(54)
     shared = [facts.prompt_ids[next(draw) % len(facts.prompt_ids)] for _ in range(64)]
-    requests = []
+    requests = []  # COUNT of them
     for s, (length, interval, params) in enumerate(settings_of(facts, tokens)):
         prompt = shared[:length] if s % 3 == 0 else []
         prompt = prompt + [facts.prompt_ids[next(draw) % len(facts.prompt_ids)]
@@ -153,8 +155,38 @@ def normal_form(reply, request, is_incremental, what):
     if reply.headers["Content-Type"] == SAFETENSORS:
         return form_of(from_safetensors(reply.body, mode_of(request)))
     texts = event_texts(reply.body, what) if request["stream"] else [reply.body]
-    events = [unpacked(parse(t), mode_of(request)) for t in (texts if is_incremental else texts[-1:])]
-    return form_of(join_events(events))
+    if request["stream"]:
+        check_interval(texts, request["sampling_params"], what)
+    if is_incremental:
+        return form_of(join_events([unpacked(parse(t), mode_of(request)) for t in texts]))
+    # Each event repeats all: the first one, one in the middle and the last.
+    some = [unpacked(parse(texts[i]), mode_of(request)) for i in sorted({0, len(texts) // 2, len(texts) - 1})]
+    for event in some[:-1]:
+        check_beginning(event, some[-1], what)
+    return form_of(some[-1])
+
+
+def check_interval(texts, params, what):
+    """An event after the first token, then every so many tokens, and the last one; later where the text could have become
+    a stop string."""
+    interval = params["stream_interval"]
+    counts = [int(re.search(rb'"completion_tokens":(\d+)', text)[1]) for text in texts]
+    check(all(a < b for a, b in zip(counts, counts[1:])), f"{what}: events after {counts} tokens")
+    wrong = [count for count in counts[:-1] if interval > 1 and count % interval != 1]
+    check("stop" in params or not wrong, f"{what}: events after {counts} tokens, every {interval}")
+
+
+def check_beginning(event, whole, what):
+    """An event of a cumulative stream is how the last one begins: text, ids, and a row for each."""
+    count = len(event["output_ids"])
+    before, after = event["meta_info"], whole["meta_info"]
+    check(whole["text"].startswith(event["text"]), f"{what}: text after {count} tokens")
+    equal((event["output_ids"], before["completion_tokens"]), (whole["output_ids"][:count], count), what)
+    for key in (*MASK_KEYS[:2], *BOUNDED_KEYS, "output_token_logprobs", "output_top_logprobs"):
+        equal(key in before, key in after, f"{what}: {key}")
+        if key in before:
+            equal(before[key], after[key][:count], f"{what}: {key} after {count} tokens")
+    equal(before.get(MASK_KEYS[2]), count if MASK_KEYS[2] in after else None, f"{what}: rows after {count} tokens")
 
 
 def where(one, other):
@@ -180,8 +212,8 @@ def differences(forms, base):
 
 
 def expect_identical(forms, base, what):
+    equal((len(forms), len(base)), (COUNT, COUNT), f"{what}, replies")
     found = differences(forms, base)
-    equal(len(forms), len(base), what)
     check(not found, f"{what}: {len(base) - len(found)} of {len(base)} identical; " + "; ".join(found[:4]))
 
 

@@ -356,6 +356,70 @@ static void test_stream_interval(void **state) {
     api_fixture_length(f);
 }
 
+/* Rows with one id each, in one batch. */
+static void feed_together(api_fixture *f, const char *text) {
+    static uint8_t records[1024];
+    size_t bytes = 0;
+    for (const char *at = text; *at != 0; at++) {
+        const int32_t token = *at;
+        const token_row row = {.token = token,
+                               .mask_mode = ROW_MASK_SELECTED,
+                               .selected_logprob = -0.5f,
+                               .support_count = 1,
+                               .support_size = 1,
+                               .support_ids = &token};
+        assert_true(bytes + row_record_bytes(token_row_widths(&row)) <= sizeof(records));
+        row_record_encode(&row, records + bytes);
+        bytes += row_record_bytes(token_row_widths(&row));
+    }
+    const dispatch_rows rows = {
+        .records = records, .bytes = bytes, .count = (uint32_t)strlen(text)};
+    api_call_on_rows(&f->call, 0, &rows);
+}
+
+/* Rows that come together: an event says what it would say if they came one by one. */
+static void test_rows_together_end_where_an_event_is_due(void **state) {
+    static const struct {
+        const char *rows, *text;
+        unsigned events; /* with these rows */
+    } STEPS[] = {{"ab", "\"text\":\"a\"", 1},
+                 {"cde", "\"text\":\"abcd\"", 1},
+                 {"fghijkl", "\"text\":\"abcdefghij\"", 1}, /* two at once */
+                 {"m", "\"text\":\"abcdefghijklm\"", 1},
+                 {"no", "\"text\":\"abcdefghijklm\"", 0}};
+    api_fixture *f = *state;
+    f->settings.stream_interval = 3;
+    for (int is_incremental = 0; is_incremental < 2; is_incremental++) {
+        unsigned events = 0;
+        f->settings.is_incremental = is_incremental != 0;
+        assert_true(api_fixture_ask(
+            f, API_GENERATE,
+            "{" PROMPT
+            ",\"stream\":true,\"return_sampling_mask\":true,\"sampling_params\":{\"top_k\":4}}"));
+        for (size_t i = 0; i < BT_ARRAY_COUNT(STEPS); i++) {
+            feed_together(f, STEPS[i].rows);
+            events += STEPS[i].events;
+            assert_int_equal(count_of(api_fixture_body(f), "data: "), events);
+            if (is_incremental == 0)
+                assert_non_null(strstr(api_fixture_last_event(f, 0), STEPS[i].text));
+        }
+        const char *last = api_fixture_last_event(f, 0);
+        assert_non_null(strstr(last, "\"completion_tokens\":13,"));
+        assert_non_null(strstr(last, "\"output_token_sampling_mask_length\":13,"));
+        if (is_incremental != 0) {
+            assert_non_null(strstr(last, "{\"text\":\"klm\",\"output_ids\":[107,108,109]"));
+            assert_non_null(strstr(last, "\"output_token_sampling_mask\":[[107],[108],[109]]"));
+        }
+        api_fixture_length(f);
+        last = api_fixture_last_event(f, 0);
+        if (is_incremental != 0) {
+            assert_non_null(strstr(last, "{\"text\":\"no\",\"output_ids\":[110,111]"));
+            assert_non_null(strstr(last, "\"output_token_sampling_mask\":[[110],[111]]"));
+        }
+        assert_non_null(strstr(last, "\"completion_tokens\":15,"));
+    }
+}
+
 /* Characters that span tokens: an event comes for every token, text only when it is whole. */
 static void test_characters_across_tokens(void **state) {
     api_fixture *f = *state;
@@ -390,6 +454,7 @@ int main(void) {
         CASE(test_incremental_stream),
         CASE(test_last_token_and_reason_together),
         CASE(test_stream_interval),
+        CASE(test_rows_together_end_where_an_event_is_due),
         CASE(test_characters_across_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

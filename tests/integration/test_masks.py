@@ -6,7 +6,7 @@ Supports of a known width are made with logit_bias: ids with a bias of 1e30 are 
 import json
 import math
 
-from harness import Cluster, case, check, check_rows, equal, run_cases, tiny_model
+from harness import Cluster, case, check, check_rows, equal, in_threads, run_cases, tiny_model
 
 CAP = 64
 PROMPT = [5, 9, 33, 70, 12, 8, 41]
@@ -151,6 +151,27 @@ def a_support_is_the_head_of_the_largest():
             shifts = [value - top[0] for value, top in zip(values, tops)]
             check(min(shifts) >= 0 and max(shifts) - min(shifts) < 1e-5, f"{p}, row {t}: {shifts}")
             equal([i for _, i, _ in meta["output_token_ids_logprobs"][t]], [3, 60, 3])
+
+
+@case
+def the_servers_own_defaults():
+    """The router's rule for ties and its interval, with threads of its own for each connection."""
+    asked = {"input_ids": PROMPT, "return_sampling_mask": True, "stream": True}
+    tied = {"max_new_tokens": 7, "top_k": 2, "ignore_eos": True, "logit_bias": ties(*range(9))}
+    with Cluster(tiny_model("wide"), options=["--router-options", "--sampling-filter rank --stream-interval 3 "
+                                              "--http-threads 3 --tokenizer-threads 3"]) as other:
+        for p, width, counts in (({}, 2, [1, 4, 7]), ({"sampling_filter": "joint"}, 9, [1, 4, 7]),
+                                 ({"stream_interval": 1}, 2, [1, 2, 3, 4, 5, 6, 7])):
+            events = other.generate(**asked, sampling_params={**tied, **p}).events
+            equal([len(event["output_ids"]) for event in events], counts, f"{p}")
+            equal([len(row) for row in events[-1]["meta_info"][MASK]], [width] * 7, f"{p}")
+        bodies = [{**asked, "stream": False, "sampling_logprobs_mode": "support",
+                   "sampling_params": params(top_k=3 + i, max_new_tokens=30, sampling_filter="joint")} for i in range(20)]
+        replies = in_threads([lambda b=b: other.request("POST", "/generate", b).json for b in bodies])
+    for body, reply in zip(bodies, replies):
+        expected = cluster.request("POST", "/generate", body).json
+        for key in (MASK, LOGPROBS, LENGTH):
+            equal(reply["meta_info"][key], expected["meta_info"][key], f"{body}, {key}")
 
 
 def of_a_cap(cap):

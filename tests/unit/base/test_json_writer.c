@@ -12,11 +12,11 @@
 
 static void test_strings(void **state) {
     (void)state;
-    static const char INPUT[] = "a\"b\\c\b\f\n\r\t\x01\x1f/\x7f\xc3\xa9\xf0\x9f\x98\x80\0z";
+    static const char INPUT[] = "a \"b\\c\b\f\n\r\t\x01\x1f/\x7f\xc3\xa9\xf0\x9f\x98\x80\0z";
     bt_text text;
     bt_text_init(&text, 1000);
     bt_json_add_string(&text, INPUT, sizeof(INPUT) - 1);
-    assert_string_equal(text.bytes, "\"a\\\"b\\\\c\\b\\f\\n\\r\\t\\u0001\\u001f/\x7f\xc3\xa9"
+    assert_string_equal(text.bytes, "\"a \\\"b\\\\c\\b\\f\\n\\r\\t\\u0001\\u001f/\x7f\xc3\xa9"
                                     "\xf0\x9f\x98\x80\\u0000z\"");
     bt_text_clear(&text);
     bt_json_add_string(&text, "", 0);
@@ -60,7 +60,10 @@ static void test_numbers(void **state) {
     bt_json_add_double(&text, 1e-7);
     bt_text_add(&text, " ", 1);
     bt_json_add_bool(&text, true);
-    assert_string_equal(text.bytes, "-9223372036854775808 -0.6931471824645996 0.0 null 1e-7 true");
+    bt_text_add(&text, " ", 1);
+    bt_json_add_bool(&text, false);
+    assert_string_equal(text.bytes,
+                        "-9223372036854775808 -0.6931471824645996 0.0 null 1e-7 true false");
     bt_text_fini(&text);
 }
 
@@ -118,6 +121,28 @@ static void test_limits(void **state) {
     assert_false(text.has_failed);
     bt_text_add_format(&text, "%s-%d", "ab", 7);
     assert_string_equal(text.bytes, "ab-7");
+    /* What does not fit is an end: nothing behind it is added. */
+    bt_text_add_string(&text, "1234567");
+    bt_text_add_string(&text, "1");
+    assert_true(text.has_failed);
+    assert_string_equal(text.bytes, "ab-7");
+    bt_text_fini(&text);
+    assert_false(text.has_failed);
+    bt_text_add_string(&text, "again");
+    assert_string_equal(text.bytes, "again");
+    bt_text_fini(&text);
+}
+
+/* The terminator has its place behind every length. */
+static void test_terminator(void **state) {
+    (void)state;
+    bt_text text;
+    bt_text_init(&text, 5000);
+    for (size_t i = 0; i < 5000; i++) {
+        bt_text_add(&text, "x", 1);
+        assert_true(text.capacity > text.used);
+        assert_int_equal(text.bytes[text.used], 0);
+    }
     bt_text_fini(&text);
 }
 
@@ -160,7 +185,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_strings), cmocka_unit_test(test_bytes_that_are_not_utf8),
         cmocka_unit_test(test_numbers), cmocka_unit_test(test_lists),
-        cmocka_unit_test(test_limits),  cmocka_unit_test(test_pooled),
+        cmocka_unit_test(test_limits),  cmocka_unit_test(test_terminator),
+        cmocka_unit_test(test_pooled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

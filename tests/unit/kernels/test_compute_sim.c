@@ -374,6 +374,172 @@ static void written_pages_are_not_shared(void **state) {
     assert_int_equal(run_pair(b, 1, 1, 0, 2), BT_ERR_CALLER_ARGUMENT);
 }
 
+/* Of every prefix: the support is no larger than top_k, the cap and the ids that there are; cut, it
+ * has the first entries and the drawn one; what is said does not depend on the cap. */
+static void rows_fit_their_limits(void **state) {
+    bench *b = *state;
+    uint32_t cut = 0, replaced = 0;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        sampler_params params = full_params();
+        params.temperature = 1.0F + (float)seed; /* another support */
+        params.seed = seed;
+        assert_int_equal(expect(b, &params, 0, 1), 1);
+        const full_row whole = b->expected[0];
+        const uint32_t size = whole.row.support_count;
+        assert_in_range(size, 1, SUPPORT);
+        assert_int_equal(whole.row.cap_needed, size);
+        uint32_t drawn = 0;
+        while (whole.ids[drawn] != whole.row.token)
+            drawn++;
+        assert_memory_equal(&whole.logprobs[drawn], &whole.row.selected_logprob, sizeof(float));
+        params.top_k = 3;
+        assert_int_equal(expect(b, &params, 0, 1), 1);
+        assert_int_equal(b->expected[0].row.support_count, size < 3 ? size : 3);
+        params.top_k = 0;
+        params.mask_max_tokens = 3;
+        assert_int_equal(expect(b, &params, 0, 1), 1);
+        assert_int_equal(b->expected[0].row.cap_needed, size);
+        assert_int_equal(b->expected[0].row.status, size > 3 ? SAMPLER_OVERFLOW : SAMPLER_OK);
+        params.mask_bounded = 1;
+        assert_int_equal(expect(b, &params, 0, 1), 1);
+        const full_row *kept = &b->expected[0];
+        const uint32_t count = size < 3 ? size : 3;
+        assert_int_equal(kept->row.status, SAMPLER_OK);
+        assert_int_equal(kept->row.token, whole.row.token);
+        assert_int_equal(kept->row.support_count, count);
+        assert_int_equal(kept->row.cap_needed, size);
+        assert_memory_equal(&kept->row.selected_logprob, &whole.row.selected_logprob, 4);
+        for (uint32_t i = 0; i < count; i++) {
+            const uint32_t from = i == count - 1 && drawn > i ? drawn : i;
+            assert_int_equal(kept->ids[i], whole.ids[from]);
+            assert_memory_equal(&kept->logprobs[i], &whole.logprobs[from], sizeof(float));
+        }
+        cut += size > 3;
+        replaced += drawn >= 3;
+    }
+    assert_true(cut > 20 && replaced > 10);
+}
+
+/* Only a bias of -inf bans; an id that is banned twice is gone once; what is beyond the limit has
+ * no value. */
+static void what_can_be_drawn_is_counted(void **state) {
+    bench *b = *state;
+    int32_t all[VOCAB + 3];
+    float biases[VOCAB];
+    for (int i = 0; i < VOCAB; i++) {
+        all[i] = i;
+        biases[i] = -100.0F;
+    }
+    sampler_params params = full_params();
+    params.bias_ids = all;
+    params.biases = biases;
+    params.bias_count = VOCAB;
+    assert_int_equal(expect(b, &params, 0, 1), 1);
+    assert_int_equal(b->expected[0].row.status, SAMPLER_OK);
+    assert_int_equal(b->expected[0].row.top_count, TOP);
+    params.bias_count = 0;
+    for (int i = 0; i < 3; i++)
+        all[VOCAB - 2 + i] = 7 * i; /* 48 of 50, and three of them again */
+    params.banned_ids = all;
+    params.banned_count = VOCAB + 1;
+    assert_int_equal(expect(b, &params, UINT32_MAX, 1), 1);
+    assert_int_equal(b->expected[0].row.status, SAMPLER_OK);
+    assert_int_equal(b->expected[0].row.top_count, 2);
+    params.banned_count = 0;
+    params.vocab_limit = 49;
+    assert_int_equal(expect(b, &params, 0, 1), 1);
+    assert_true(isinf(b->expected[0].id_logprobs[1]) && !isinf(b->expected[0].id_logprobs[0]));
+    float logprob = 0.0F, ids[2];
+    sampler_top top[TOP];
+    const model_scores scores = {.count = 1,
+                                 .targets = &some_ids[1],
+                                 .vocab_limit = 49,
+                                 .top_count = TOP,
+                                 .id_count = 2,
+                                 .ids = some_ids,
+                                 .logprobs = &logprob,
+                                 .top = top,
+                                 .id_logprobs = ids};
+    compute_sim_expect_scores(&b->options, b->prompt, &scores);
+    assert_true(isinf(logprob) && isinf(ids[1]) && !isinf(ids[0]));
+}
+
+static void a_step_takes_its_time_and_fails_once(void **state) {
+    bench *b = *state;
+    const uint32_t token_offsets[] = {0, 3}, page_offsets[] = {0, 1}, page = 2, position = 0;
+    const uint8_t samples = 0;
+    const model_batch batch = {.sequences = 1,
+                               .tokens = 3,
+                               .token_offsets = token_offsets,
+                               .token_ids = b->prompt,
+                               .first_positions = &position,
+                               .page_offsets = page_offsets,
+                               .page_ids = &page,
+                               .samples = &samples};
+    b->c->ops->destroy(b->c);
+    b->options.step_us = 100;
+    b->options.token_us = 7;
+    assert_int_equal(compute_sim_create(&b->options, &b->c), BT_OK);
+    b->c->on_done = on_done;
+    b->c->context = b;
+    compute_sim_fail_next(b->c, BT_ERR_WORKER_INTERNAL);
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint64_t start = 1000 * i;
+        b->c->ops->start(b->c, &batch);
+        assert_int_equal(compute_sim_due_us(b->c), UINT64_MAX);
+        assert_false(compute_sim_poll(b->c, start));
+        assert_int_equal(compute_sim_due_us(b->c), start + 100 + 3 * 7);
+        assert_false(compute_sim_poll(b->c, start + 120));
+        assert_true(compute_sim_poll(b->c, start + 121));
+        assert_false(compute_sim_poll(b->c, start + 500));
+        assert_int_equal(b->done_count, i + 1);
+        assert_int_equal(b->status, i == 0 ? BT_ERR_WORKER_INTERNAL : BT_OK);
+    }
+}
+
+static void pages_are_copied_and_cut_exactly(void **state) {
+    bench *b = *state;
+    uint8_t *memory = b->options.kv_memory;
+    const size_t bytes = b->options.page_bytes;
+    for (size_t i = 0; i < 4 * bytes; i++)
+        memory[i] = (uint8_t)(1 + i % 251);
+    b->c->ops->copy_page(b->c, 2, 1);
+    for (size_t i = 0; i < 4 * bytes; i++)
+        assert_int_equal(memory[i], 1 + (i / bytes == 1 ? i + bytes : i) % 251);
+    b->c->ops->zero_tail(b->c, 1, 3);
+    for (size_t i = 0; i < 4 * bytes; i++) {
+        const bool is_zero = i / bytes == 1 && i % bytes >= 3 * bytes / PAGE_TOKENS;
+        assert_int_equal(memory[i], is_zero ? 0 : 1 + (i / bytes == 1 ? i + bytes : i) % 251);
+    }
+}
+
+/* Tokens of a size that is no multiple of a hash: each byte of the one before counts. */
+static void every_byte_of_a_token_counts(void **state) {
+    bench *b = *state;
+    enum { BYTES = 29 };
+    full_row row;
+    const sampler_params params = full_params();
+    b->c->ops->destroy(b->c);
+    b->options.page_bytes = PAGE_TOKENS * BYTES;
+    for (int trusts = 0; trusts < 2; trusts++) {
+        b->options.trusts_pages = trusts != 0;
+        assert_int_equal(compute_sim_create(&b->options, &b->c), BT_OK);
+        b->c->on_done = on_done;
+        b->c->context = b;
+        assert_int_equal(run_tokens(b, 0, 0, b->prompt, 3, &params, &row, 1, NULL), BT_OK);
+        for (uint32_t i = 0; i <= BYTES; i++) {
+            uint8_t *at = (uint8_t *)b->options.kv_memory + 2 * BYTES + i; /* the last token */
+            *at ^= 64;
+            const bool is_told =
+                i < BYTES && (trusts == 0 || i / 4 != 2); /* the id is not looked at */
+            assert_int_equal(run_tokens(b, 0, 3, b->prompt + 3, 1, &params, &row, 1, NULL), BT_OK);
+            assert_int_equal(row.row.status, is_told ? SAMPLER_INVALID : SAMPLER_OK);
+            if (i < BYTES) *at ^= 64;
+        }
+        if (trusts == 0) b->c->ops->destroy(b->c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(several_rows_with_history, setup, teardown),
@@ -383,6 +549,11 @@ int main(void) {
         cmocka_unit_test_setup_teardown(banned_ids_are_never_drawn, setup, teardown),
         cmocka_unit_test_setup_teardown(scores_do_not_depend_on_chunks, setup, teardown),
         cmocka_unit_test_setup_teardown(written_pages_are_not_shared, setup, teardown),
+        cmocka_unit_test_setup_teardown(rows_fit_their_limits, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_can_be_drawn_is_counted, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_step_takes_its_time_and_fails_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(pages_are_copied_and_cut_exactly, setup, teardown),
+        cmocka_unit_test_setup_teardown(every_byte_of_a_token_counts, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -238,8 +238,12 @@ static void banned_ids_are_never_drawn(void **state) {
         for (uint32_t b = 0; b < SMALL; b++)
             assert_false(got.ids[j] == banned[b] && (b < 5 || b % 2 == 0));
     params.banned_count = 0;
+    for (int32_t i = 0; i < SMALL; i++)
+        biases[i] = i % 2 == 0 ? -100.0F : 3.0F;
+    draw(rows, &params, 1, 1, &other);
     params.bias_count = 0;
     draw(rows, &params, 1, 1, &got);
+    assert_same(&got, &other);
     sim_rows *fresh = make(SMALL, 8, 5);
     draw(fresh, &params, 1, 1, &other);
     assert_same(&got, &other);

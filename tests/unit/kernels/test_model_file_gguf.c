@@ -259,89 +259,89 @@ static void apply_change(const change *c, test_bytes *file) {
     }
 }
 
+static const change changes[] = {
+    {"llama.context_length", 0, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "the context length is 0"},
+    {"llama.embedding_length", 65, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "tensor token_embd.weight has shape [320, 64] (outputs, inputs), this model "
+                 "needs [320, 65]"},
+    {"llama.block_count", 3, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "tensor blk.2.attn_norm.weight is missing"},
+    {"llama.block_count", 1, .type = -1, .status = BT_ERR_CALLER_UNSUPPORTED,
+     .sentence = "has no place in this model"},
+    {"llama.block_count", 4000000000, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "the number of layers is 4000000000"},
+    {"llama.feed_forward_length", 2000000, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "the intermediate size is 2000000"},
+    {"llama.attention.head_count", 5, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "5 heads cannot be shared by 2 KV heads"},
+    {"llama.attention.head_count_kv", 0, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "the number of KV heads is 0"},
+    {"llama.attention.key_length", 8, .type = -1, .status = BT_ERR_CALLER_UNSUPPORTED,
+     .sentence = "llama.attention.value_length is 16"},
+    {"llama.rope.dimension_count", 8, .type = -1, .status = BT_ERR_CALLER_UNSUPPORTED,
+     .sentence = "llama.rope.dimension_count is 8"},
+    {"llama.rope.freq_base", 0x7fc00000, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "'llama.rope.freq_base' is not finite"},
+    {"llama.rope.freq_base", 0, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "the rope base is 0"},
+    {"llama.attention.layer_norm_rms_epsilon", 0x80000000, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "the norm epsilon is -0"},
+    {"tokenizer.ggml.eos_token_id", 320, .type = -1, .status = BT_ERR_CALLER_FILE,
+     .sentence = "the end-of-sequence id 320 of tokenizer.ggml.eos_token_id"},
+    {.tensor = "blk.1.ffn_up.weight",
+     .new_name = "blk.1.ffn_uq.weight",
+     .type = -1,
+     .status = BT_ERR_CALLER_FILE,
+     .sentence = "tensor blk.1.ffn_up.weight is missing"},
+    {.tensor = "output.weight",
+     .new_name = "output_weight",
+     .type = -1,
+     .status = BT_ERR_CALLER_UNSUPPORTED,
+     .sentence = "output_weight has no place"},
+    {.tensor = "token_embd.weight",
+     .new_name = "token_embd.weighu",
+     .type = -1,
+     .status = BT_ERR_CALLER_FILE,
+     .sentence = "token_embd.weight is missing"},
+    {.tensor = "blk.0.ffn_up.weight",
+     .dimensions = {160, 64},
+     .type = -1,
+     .status = BT_ERR_CALLER_FILE,
+     .sentence = "tensor blk.0.ffn_up.weight has shape [64, 160]"},
+    {.tensor = "blk.0.ffn_up.weight",
+     .dimensions = {10240, 1},
+     .type = -1,
+     .status = BT_ERR_CALLER_FILE,
+     .sentence = "tensor blk.0.ffn_up.weight has 1 dimensions, this model needs 2"},
+    {.tensor = "blk.0.attn_q.weight",
+     .type = 24,
+     .status = BT_ERR_CALLER_UNSUPPORTED,
+     .sentence = "tensor blk.0.attn_q.weight has type I8, which is not supported yet"},
+    {.tensor = "blk.0.attn_q.weight",
+     .type = 20,
+     .status = BT_ERR_CALLER_UNSUPPORTED,
+     .sentence = "tensor blk.0.attn_q.weight has type IQ4_NL, which is not supported yet"},
+    {.tensor = "blk.0.attn_q.weight",
+     .dimensions = {48, 64},
+     .type = BT_GGUF_TENSOR_Q4_0,
+     .status = BT_ERR_CALLER_FILE,
+     .sentence = "tensor blk.0.attn_q.weight has rows of 48 values, which is not a whole number "
+                 "of Q4_0 blocks"},
+};
+
 static void changed_gguf_files_are_refused(void **state) {
     const fixture *f = *state;
-    const change cases[] = {
-        {"llama.context_length", 0, .type = -1, .status = BT_ERR_CALLER_FILE,
-         .sentence = "the context length is 0"},
-        {"llama.embedding_length", 65, .type = -1, .status = BT_ERR_CALLER_FILE,
-         .sentence = "tensor token_embd.weight has shape [320, 64] (outputs, inputs), this model "
-                     "needs [320, 65]"},
-        {"llama.block_count", 3, .type = -1, .status = BT_ERR_CALLER_FILE,
-         .sentence = "tensor blk.2.attn_norm.weight is missing"},
-        {"llama.block_count", 1, .type = -1, .status = BT_ERR_CALLER_UNSUPPORTED,
-         .sentence = "has no place in this model"},
-        {"llama.block_count", 4000000000, .type = -1, .status = BT_ERR_CALLER_FILE,
-         .sentence = "the number of layers is 4000000000"},
-        {"llama.feed_forward_length", 2000000, .type = -1, .status = BT_ERR_CALLER_FILE,
-         .sentence = "the intermediate size is 2000000"},
-        {"llama.attention.head_count", 5, .type = -1, .status = BT_ERR_CALLER_FILE,
-         .sentence = "5 heads cannot be shared by 2 KV heads"},
-        {"llama.attention.head_count_kv", 0, .type = -1, .status = BT_ERR_CALLER_FILE,
-         .sentence = "the number of KV heads is 0"},
-        {"llama.attention.key_length", 8, .type = -1, .status = BT_ERR_CALLER_UNSUPPORTED,
-         .sentence = "llama.attention.value_length is 16"},
-        {"llama.rope.dimension_count", 8, .type = -1, .status = BT_ERR_CALLER_UNSUPPORTED,
-         .sentence = "llama.rope.dimension_count is 8"},
-        {"llama.rope.freq_base", 0x7fc00000, .type = -1, .status = BT_ERR_CALLER_FILE,
-         .sentence = "'llama.rope.freq_base' is not finite"},
-        {"llama.rope.freq_base", 0, .type = -1, .status = BT_ERR_CALLER_FILE,
-         .sentence = "the rope base is 0"},
-        {"llama.attention.layer_norm_rms_epsilon", 0x80000000, .type = -1,
-         .status = BT_ERR_CALLER_FILE, .sentence = "the norm epsilon is -0"},
-        {"tokenizer.ggml.eos_token_id", 320, .type = -1, .status = BT_ERR_CALLER_FILE,
-         .sentence = "the end-of-sequence id 320 of tokenizer.ggml.eos_token_id"},
-        {.tensor = "blk.1.ffn_up.weight",
-         .new_name = "blk.1.ffn_uq.weight",
-         .type = -1,
-         .status = BT_ERR_CALLER_FILE,
-         .sentence = "tensor blk.1.ffn_up.weight is missing"},
-        {.tensor = "output.weight",
-         .new_name = "output_weight",
-         .type = -1,
-         .status = BT_ERR_CALLER_UNSUPPORTED,
-         .sentence = "output_weight has no place"},
-        {.tensor = "token_embd.weight",
-         .new_name = "token_embd.weighu",
-         .type = -1,
-         .status = BT_ERR_CALLER_FILE,
-         .sentence = "token_embd.weight is missing"},
-        {.tensor = "blk.0.ffn_up.weight",
-         .dimensions = {160, 64},
-         .type = -1,
-         .status = BT_ERR_CALLER_FILE,
-         .sentence = "tensor blk.0.ffn_up.weight has shape [64, 160]"},
-        {.tensor = "blk.0.ffn_up.weight",
-         .dimensions = {10240, 1},
-         .type = -1,
-         .status = BT_ERR_CALLER_FILE,
-         .sentence = "tensor blk.0.ffn_up.weight has 1 dimensions, this model needs 2"},
-        {.tensor = "blk.0.attn_q.weight",
-         .type = 24,
-         .status = BT_ERR_CALLER_UNSUPPORTED,
-         .sentence = "tensor blk.0.attn_q.weight has type I8, which is not supported yet"},
-        {.tensor = "blk.0.attn_q.weight",
-         .type = 20,
-         .status = BT_ERR_CALLER_UNSUPPORTED,
-         .sentence = "tensor blk.0.attn_q.weight has type IQ4_NL, which is not supported yet"},
-        {.tensor = "blk.0.attn_q.weight",
-         .dimensions = {48, 64},
-         .type = BT_GGUF_TENSOR_Q4_0,
-         .status = BT_ERR_CALLER_FILE,
-         .sentence =
-             "tensor blk.0.attn_q.weight has rows of 48 values, which is not a whole number "
-             "of Q4_0 blocks"},
-    };
     const tiny_model m = {.family = MODEL_FAMILY_LLAMA, .seed = 3};
-    for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++) {
+    for (size_t i = 0; i < BT_ARRAY_COUNT(changes); i++) {
         gguf_writer w;
         tiny_model_fill_gguf(&m, &w);
         test_bytes bytes = gguf_writer_finish(&w);
-        apply_change(&cases[i], &bytes);
+        apply_change(&changes[i], &bytes);
         assert_int_equal(test_bytes_write(&bytes, f->folder.path, "model.gguf"), BT_OK);
         test_bytes_fini(&bytes);
         gguf_writer_fini(&w);
-        check_refusal(f->path, cases[i].status, cases[i].sentence);
+        check_refusal(f->path, changes[i].status, changes[i].sentence);
     }
 }
 

@@ -1,7 +1,6 @@
 /* Numbers of the command line made into a card and a page layout. */
 #include "kernels/worker_sim.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,9 +22,8 @@ bt_status worker_sim_read_support(const bt_sim_settings *settings, uint32_t *wid
     *width_out = 0;
     if (strcmp(text, "realistic") == 0) return BT_OK;
     char *end = NULL;
-    errno = 0;
     const unsigned long width = strtoul(text, &end, 10);
-    const bool is_number = text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0;
+    const bool is_number = text[0] >= '0' && text[0] <= '9' && *end == '\0';
     if (!is_number || width < 1 || width > most) return fail_support(text, most, error);
     *width_out = (uint32_t)width;
     return BT_OK;

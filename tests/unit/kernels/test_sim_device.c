@@ -14,7 +14,16 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-enum { PAGES = 8, PAGE_TOKENS = 16, VOCAB = 400, PROMPT = 21, ROWS = 12, CAP = 32, WIDTH = 9 };
+enum {
+    SEED = 77,
+    PAGES = 8,
+    PAGE_TOKENS = 16,
+    VOCAB = 400,
+    PROMPT = 21,
+    ROWS = 12,
+    CAP = 32,
+    WIDTH = 9
+};
 
 typedef struct lab {
     sim_device_options options;
@@ -49,7 +58,7 @@ static void make_device(uint64_t step_us, bool checks_pages) {
                                              .step_us = step_us,
                                              .token_us = 1},
                                      .width = WIDTH,
-                                     .seed = 3,
+                                     .seed = SEED,
                                      .checks_pages = checks_pages,
                                      .component = "test"};
     assert_int_equal(sim_device_create(&l.options, &l.c, &error), BT_OK);
@@ -120,7 +129,7 @@ static void expect_rows(const sampler_params *params) {
     sampler_row rows[ROWS];
     for (uint32_t i = 0; i < ROWS; i++)
         rows[i] = empty_row(&expected[i]);
-    const sim_rows_options options = {.vocab_size = VOCAB, .width = WIDTH, .seed = 3};
+    const sim_rows_options options = {.vocab_size = VOCAB, .width = WIDTH, .seed = SEED};
     compute_sim_options sim = l.options.sim;
     assert_int_equal(sim_rows_create(&options, &sim.rows), BT_OK);
     assert_int_equal(compute_sim_expect(&sim, params, l.tokens, PROMPT, ROWS, rows), ROWS);
@@ -230,12 +239,77 @@ static void destroy_waits_for_a_step(void **state) {
     assert_true(hash != 0);
 }
 
+/* Another seed draws other rows. */
+static void the_seed_is_the_options(void **state) {
+    (void)state;
+    const sampler_params params = params_of(SAMPLER_MASK_SUPPORT);
+    full_row got;
+    make_device(0, false);
+    step(0, PROMPT, &params, &got);
+    expect_rows(&params);
+    assert_same(&got, &expected[0]);
+    l.c->ops->destroy(l.c);
+    bt_error error = {0};
+    l.options.seed = SEED + 1;
+    assert_int_equal(sim_device_create(&l.options, &l.c, &error), BT_OK);
+    l.c->on_done = on_done;
+    l.c->context = &l;
+    full_row other;
+    step(0, PROMPT, &params, &other);
+    assert_memory_not_equal(other.ids, got.ids, sizeof got.ids);
+}
+
+/* Pages are copied and cut between steps; several draws of one sequence are as many rows. */
+static void pages_and_draws_are_those_of_the_batch(void **state) {
+    (void)state;
+    enum { PAGE_BYTES = PAGE_TOKENS * 64 };
+    uint8_t *memory = l.options.sim.kv_memory;
+    make_device(0, false);
+    for (size_t i = 0; i < 3 * PAGE_BYTES; i++)
+        memory[i] = (uint8_t)(1 + i % 253);
+    l.c->ops->copy_page(l.c, 2, 0);
+    for (size_t i = 0; i < PAGE_BYTES; i++)
+        assert_int_equal(memory[i], 1 + (i + 2 * PAGE_BYTES) % 253);
+    l.c->ops->zero_tail(l.c, 0, 5);
+    for (size_t i = 0; i < PAGE_BYTES; i++)
+        assert_int_equal(memory[i], i < 5 * 64 ? 1 + (i + 2 * PAGE_BYTES) % 253 : 0);
+    const sampler_params params[3] = {params_of(0), params_of(1), params_of(2)};
+    full_row rows[3];
+    sampler_row plain[3];
+    for (size_t i = 0; i < 3; i++)
+        plain[i] = empty_row(&rows[i]);
+    const uint32_t offsets[] = {0, 1}, draws[] = {0, 3}, position = 0, page = 3;
+    const uint8_t samples = 1;
+    const model_batch batch = {.sequences = 1,
+                               .tokens = 1,
+                               .token_offsets = offsets,
+                               .token_ids = l.tokens,
+                               .first_positions = &position,
+                               .page_offsets = offsets,
+                               .page_ids = &page,
+                               .samples = &samples,
+                               .sampling = params,
+                               .draw_offsets = draws,
+                               .rows = plain};
+    l.c->ops->start(l.c, &batch);
+    while (l.done == 0) {
+        struct pollfd p = {.fd = compute_threaded_get_fd(l.c), .events = POLLIN};
+        assert_int_equal(poll(&p, 1, -1), 1);
+        compute_threaded_poll(l.c);
+    }
+    assert_int_equal(sim_device_look(l.c).rows, 3);
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(plain[i].support_count, i == 0 ? 0 : WIDTH);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(rows_are_those_of_the_prefix, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_was_kept_is_counted, set_up, tear_down),
         cmocka_unit_test_setup_teardown(pages_that_are_not_whole_show, set_up, tear_down),
         cmocka_unit_test_setup_teardown(destroy_waits_for_a_step, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_seed_is_the_options, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(pages_and_draws_are_those_of_the_batch, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,7 +36,7 @@ class Router:
     def _read_port(self):
         return self.port_file.exists() and self.port_file.read_text().strip()
 
-    def result(self, timeout=120):
+    def result(self, timeout=300):
         out, err = self.process.communicate(timeout=timeout)
         check(self.process.returncode == 0, f"pd-run ended with {self.process.returncode}: {err}")
         told = re.search(r"(\d+) cached tokens, (\d+) retractions", err)
@@ -68,7 +68,10 @@ class Worker:
         """SIGTERM must be a clean end, whatever the worker does."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(timeout=30)
+        try:
+            status = self.process.wait(timeout=120)
+        finally:
+            self.process.kill()
         check(status == 0, f"a worker ended with {status}:\n{self.text()}")
 
 

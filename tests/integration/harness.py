@@ -24,6 +24,8 @@ BIN = pathlib.Path(os.environ.get("BATON_BIN", ROOT / "build" / "bin"))
 TEST_BIN = pathlib.Path(os.environ.get("BATON_TEST_BIN", ROOT / "build" / "tests"))
 os.environ.setdefault("BT_WEIGHTS_CACHE", "off")
 DEMO_MODEL = os.environ.get("BATON_DEMO_MODEL", "")
+# Under a sanitizer, where a step takes ten times as long: tests repeat less than on the plain build.
+IS_FEW = os.environ.get("BATON_FEW", "") == "1"
 
 _cases = []
 
@@ -38,6 +40,19 @@ def case(function):
     return function
 
 
+def unless_few(function):
+    """A case for where tests need not repeat less; elsewhere it says that it is left out."""
+    if not IS_FEW:
+        return case(function)
+    print(f"# {function.__name__} is left out: BATON_FEW is set")
+    return function
+
+
+def processor_seconds():
+    """Of this process and of those it has waited for, their children too."""
+    return sum(os.times()[:4])
+
+
 def run_cases():
     """Runs every registered case, prints TAP and exits."""
     only = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -46,6 +61,7 @@ def run_cases():
     failed = 0
     for number, function in enumerate(cases, 1):
         name = function.__name__
+        start, used = time.monotonic(), processor_seconds()
         try:
             function()
             print(f"ok {number} - {name}", flush=True)
@@ -56,6 +72,8 @@ def run_cases():
             print(f"not ok {number} - {name}", flush=True)
             for line in traceback.format_exc().splitlines():
                 print(f"# {line}", flush=True)
+        print(f"# {name} took {time.monotonic() - start:.1f} s, {processor_seconds() - used:.1f} s of processors",
+              flush=True)
     sys.exit(1 if failed else 0)
 
 

@@ -4,7 +4,7 @@ What the replies of the base must have among themselves; neighbours that overflo
 is killed in the middle.
 
 The model is generated (tests/support/tiny_model.h). With BATON_WORKLOAD_DEMO=1 it is the demo model, for
-an hour rather than a minute. Under a sanitizer (BATON_WORKLOAD=few) replies are shorter and only some
+an hour rather than a minute. Under a sanitizer (BATON_FEW=1) replies are shorter and only some
 factors are tried."""
 
 import functools
@@ -18,12 +18,11 @@ import subprocess
 import threading
 
 import workload
-from harness import (TEST_BIN, Cluster, case, check, demo_model, equal, in_threads, is_alive, run_cases,
-                     tiny_model, wait_until)
+from harness import (IS_FEW, TEST_BIN, Cluster, case, check, demo_model, equal, in_threads, is_alive, run_cases,
+                     tiny_model, unless_few, wait_until)
 from workload import CAP, MASK_KEYS, MODES
 
 IS_DEMO = os.environ.get("BATON_WORKLOAD_DEMO", "") == "1"
-IS_FEW = os.environ.get("BATON_WORKLOAD", "") == "few"
 TOKENS = 60 if IS_FEW else 120
 BASE = {"prefill": 1, "decode": 1, "ucx_tls": "tcp"}
 
@@ -66,11 +65,6 @@ def base():
 
 def same_in(cluster, what, **how):
     workload.expect_identical(run_in(cluster, what, **how), base(), what)
-
-
-def unless_few(function):
-    """A case that does not run under a sanitizer."""
-    return function if IS_FEW else case(function)
 
 
 def same_as_a_list(cluster, what, stream, is_incremental=False):

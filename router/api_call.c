@@ -586,6 +586,6 @@ void api_call_on_room(api_call *call) {
 }
 
 void api_call_on_gone(api_call *call) {
-    if (call->state != API_CALL_ANSWERED) cancel(call);
+    cancel(call);
     call->state = API_CALL_ANSWERED;
 }

@@ -133,8 +133,6 @@ static reply_range empty_range(const api_sample *s) {
                          .row_to = s->going.row_to,
                          .text_from = s->going.text_to,
                          .text_to = s->going.text_to,
-                         .entries_from = s->going.entries_to,
-                         .entries_to = s->going.entries_to,
                          .place = s->going.place,
                          .weights = &s->weights};
 }
@@ -176,7 +174,6 @@ static void add_error_event(api_call *call) {
 
 /* The last thing is said of a sample; after the last one only usage may follow. */
 static void close_sample(api_call *call, api_sample *s) {
-    if (s->stage < API_STAGE_FINISH) call->finish_count++;
     s->stage = API_STAGE_OVER;
     call->told_count++;
     if (call->told_count == api_samples_of(call)) call->is_closed = !call->request->includes_usage;
@@ -224,7 +221,10 @@ bool api_openai_add_event(api_call *call, uint32_t sample, const reply_range *ne
         return false;
     }
     s->stage = API_STAGE_DELTAS;
-    if (is_end) close_sample(call, s);
+    if (is_end) {
+        call->finish_count++;
+        close_sample(call, s);
+    }
     add_event(call, sample, &delta, next);
     return true;
 }
@@ -247,7 +247,7 @@ static bool add_next_finish(api_call *call) {
 bool api_openai_add_closing(api_call *call) {
     if (call->finish_count < api_samples_of(call) || call->is_closed) return false;
     /* Ends are told when not all samples failed. */
-    const bool is_failed = call->told_count == 0 && api_samples_are_failed(call);
+    const bool is_failed = api_samples_are_failed(call);
     if (!is_failed && add_next_finish(call)) return true;
     call->is_closed = true;
     if (is_failed) {

@@ -125,7 +125,7 @@ bt_status reply_array_write(reply_writer *writer, bt_text *out, size_t bytes_wan
     if (!writer->is_begun) {
         writer->is_begun = true;
         writer->place = writer->range.place;
-        writer->base64 = (bt_base64_stream){0};
+        BT_ASSERT(writer->base64.held_bytes == 0); /* of the array before */
         if (is_base64) bt_text_add(out, "\"", 1);
     }
     if (piece->array == REPLY_ARRAY_OUTPUT_IDS) {

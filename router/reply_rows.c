@@ -186,7 +186,9 @@ bt_status reply_writer_row(reply_writer *writer, token_row *row, reply_place *ne
     bt_status status = reply_store_next(writer->store, next_out, &record, &bytes);
     if (status != BT_OK) return status;
     status = row_record_decode(record, bytes, writer->mask_max_tokens, row, &used);
-    return status == BT_OK && used == bytes ? BT_OK : BT_ERR_WORKER_INTERNAL;
+    if (status != BT_OK) return BT_ERR_WORKER_INTERNAL; /* the file has changed */
+    BT_ASSERT(used == bytes);
+    return BT_OK;
 }
 
 bt_status reply_rows_write(reply_writer *writer, bt_text *out, size_t bytes_wanted,

@@ -64,7 +64,7 @@ static void add_string(stop_set *set, uint32_t index) {
         }
         node = child;
     }
-    if (node != ROOT && set->nodes[node].matched == NO_STRING) set->nodes[node].matched = index;
+    if (node != ROOT) set->nodes[node].matched = index;
 }
 
 /* Breadth first, so that the suffix of a node is done before the node; `queue` has room for all. */

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "tests/support/tiny_bpe.h"
 #include "tests/unit/router/api_fixture.h"
 
 #define HEAD                                                                                       \
@@ -161,6 +162,31 @@ static void give_prompt(api_fixture *f, uint32_t count) {
         }
     }
     api_fixture_prompt(f, 1, entries, count);
+}
+
+/* Tokens that are no characters are named by their bytes, what JSON and the name itself escape too.
+ */
+static void test_names_of_broken_tokens(void **state) {
+    static const tiny_merge MERGES[] = {
+        {"\xe2", "\""}, {"\xe2", "\\"}, {"\xe2", "~"}, {"\xe2", "\x7f"}};
+    static const tiny_bpe BPE = {.merges = MERGES, .merge_count = BT_ARRAY_COUNT(MERGES)};
+    api_fixture *f = *state;
+    tokenizer *t;
+    bt_error error;
+    if (tiny_bpe_load(&BPE, &t, &error) != BT_OK) fail_msg("%s", error.text);
+    f->settings.tokenizer = t;
+    ask(f, "{" NAMED ",\"logprobs\":0}");
+    for (int i = 0; i < 4; i++) {
+        api_fixture_row(f, 256 + i, -1);
+    }
+    api_fixture_length(f);
+    assert_non_null(strstr(api_fixture_body(f),
+                           "\"tokens\":[\"bytes:\\\\xe2\\\\x22\",\"bytes:\\\\xe2\\\\x5c\","
+                           "\"bytes:\\\\xe2~\",\"bytes:\\\\xe2\\\\x7f\"]"));
+    f->settings.tokenizer = f->tokenizer;
+    ask(f, "{" NAMED "}"); /* the other one is not referred to any more */
+    tokenizer_destroy(t);
+    api_fixture_abort(f);
 }
 
 static void test_an_echo(void **state) {
@@ -609,6 +635,7 @@ int main(void) {
         CASE(test_logprobs),
         CASE(test_offsets_of_a_stop_string),
         CASE(test_offsets_of_broken_characters),
+        CASE(test_names_of_broken_tokens),
         CASE(test_an_echo),
         CASE(test_an_echo_with_logprobs),
         CASE(test_offsets_of_a_prompt_of_text),

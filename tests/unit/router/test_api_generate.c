@@ -44,6 +44,7 @@ static void test_plain_reply(void **state) {
     assert_int_equal(f->status, 200);
     assert_string_equal(f->content_type, "application/json");
     assert_int_equal(f->end_count, 1);
+    assert_int_equal(f->content_bytes, f->body.used); /* what is small is sent with its length */
     assert_string_equal(api_fixture_body(f),
                         "{\"text\":\"Hi\",\"output_ids\":[72,105]," META_HEAD(
                             "{\"type\":\"length\",\"length\":2}") META_TAIL("2") "}");

@@ -127,6 +127,17 @@ static void test_special_token_as_stop_string(void **state) {
     assert_string_equal(text_of(reply), "a");
     assert_int_equal(json_array_size(json_object_get(reply, "output_ids")), 2);
     json_decref(reply);
+    api_fixture_abort(f);
+    /* As the last one allowed it ends by length, like any stop. */
+    assert_true(api_fixture_ask(f, API_GENERATE,
+                                "{\"input_ids\":[1],\"sampling_params\":{\"ignore_eos\":true,"
+                                "\"max_new_tokens\":2,\"stop\":[\"<|im_end|>\"]}}"));
+    api_fixture_text(f, "a");
+    api_fixture_row(f, API_FIXTURE_EOS, 0);
+    assert_int_equal(f->cancel_count, 0);
+    api_fixture_length(f);
+    assert_non_null(
+        strstr(api_fixture_body(f), "\"finish_reason\":{\"type\":\"length\",\"length\":2}"));
 }
 
 /* What another stop string held back then is text all the same. */

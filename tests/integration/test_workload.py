@@ -7,6 +7,7 @@ The model is generated (tests/support/tiny_model.h). With BATON_WORKLOAD_DEMO=1 
 an hour rather than a minute. Under a sanitizer (BATON_FEW=1) replies are shorter and only some
 factors are tried."""
 
+import copy
 import functools
 import http.client
 import json
@@ -82,6 +83,25 @@ def same_by_openai(cluster, path):
     workload.expect_identical(forms, base(), path)
 
 
+def send_and_watch(cluster, asked):
+    """Everything at once, with a look at who is busy: a worker that has nothing to do shows nothing."""
+    busy, is_over = set(), threading.Event()
+
+    def watch():
+        while not is_over.wait(0.01):
+            busy.update(w["id"] for w in cluster.workers() if w["attempts"] > 0)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        replies = workload.send_at_once(cluster, asked)
+    finally:
+        is_over.set()
+        watcher.join()
+    equal(busy, {w["id"] for w in cluster.workers()}, "workers that had something to do")
+    return replies
+
+
 # ---- what holds in the base --------------------------------------------------------------------
 
 def triples():
@@ -104,6 +124,55 @@ def the_base_has_what_the_workload_is_for():
         check(max(widths) == 1000, f"the widest support has {max(widths)} ids")
     check(sum(w > 1 for w in widths) > 1000, "supports of more than one id")
     check(any(r["stream"] for r in requests()) and any(not r["stream"] for r in requests()), "streams")
+
+
+def row_lost(form):
+    for key in MASK_KEYS[:2]:
+        form[key].pop()
+
+
+def digit_changed(form):
+    values = form[MASK_KEYS[1]]
+    value = values[0] if isinstance(values[0], str) else values[0][0]
+    changed = value[:-1] + str((int(value[-1]) + 1) % 10)
+    if isinstance(values[0], str):
+        values[0] = changed
+    else:
+        values[0][0] = changed
+
+
+CHANGES = {
+    "a row less": row_lost,
+    "a digit of the first token's row": digit_changed,
+    "no rows": lambda form: [form.pop(key) for key in MASK_KEYS],
+    "another id in a row": lambda form: form[MASK_KEYS[0]][-1].append(7),
+    "another order of the keys": lambda form: form["keys"].reverse(),
+    "a key more": lambda form: form.update(more=1),
+    "another token": lambda form: form["output_ids"].__setitem__(0, 1),
+}
+
+
+@case
+def the_comparison_sees_every_difference():
+    """Also that nothing was compared, or not enough."""
+    workload.expect_identical(copy.deepcopy(base()), base(), "itself")
+    tried = [("nothing", []), ("all but one", base()[1:]), ("one twice", [*base(), base()[0]])]
+    for what, change in CHANGES.items():
+        for number in (1, 2, workload.COUNT - 1):
+            tried.append((what, copy.deepcopy(base())))
+            change(tried[-1][1][number])
+    for what, forms in tried:
+        try:
+            workload.expect_identical(forms, base(), what)
+        except AssertionError as error:
+            check(len(forms) != workload.COUNT or f"{what}: 53 of 54 identical" in str(error), error)
+        else:
+            raise AssertionError(f"nobody saw {what}")
+    try:
+        workload.expect_identical([], [], "no base")
+    except AssertionError:
+        return
+    raise AssertionError("nobody saw that there is no base")
 
 
 @case
@@ -311,19 +380,19 @@ def by_the_other_endpoints():
 @case
 def two_by_two():
     with cluster_of(prefill=2, decode=2) as cluster:
-        same_in(cluster, "2x2")
+        same_in(cluster, "2x2", send=send_and_watch)
 
 
 @unless_few
 def two_prefills():
     with cluster_of(prefill=2) as cluster:
-        same_in(cluster, "2x1")
+        same_in(cluster, "2x1", send=send_and_watch)
 
 
 @unless_few
 def two_decodes():
     with cluster_of(decode=2) as cluster:
-        same_in(cluster, "1x2")
+        same_in(cluster, "1x2", send=send_and_watch)
 
 
 @case

@@ -1,4 +1,5 @@
-/* Who gets pages, slots and places: reservations; the prompt's words; cancels; CAPACITY. */
+/* Who gets pages, slots and places: reservations; the prompt's words; cancels and aborts; CAPACITY.
+ */
 #include <inttypes.h>
 #include <string.h>
 
@@ -238,6 +239,38 @@ void decode_on_cancel(decode_core *core, const proto_cancel *cancel) {
     }
     decode_sample *s = decode_find_sample(core, cancel->attempt, cancel->sample);
     if (s != NULL) decode_end(core, s, "cancelled");
+}
+
+static void abort_sample(decode_core *core, decode_sample *s) {
+    switch (s->state) {
+    case DECODE_RESERVED:
+        if (s->is_cancelled) return;
+        decode_abort_empty(core, s);
+        decode_end(core, s, "aborted");
+        return;
+    case DECODE_WAITING:
+    case DECODE_RUNNING:
+    case DECODE_PARKED:
+    case DECODE_RETRACTED:
+    case DECODE_RECOMPUTING:
+        s->is_aborted = true;
+        if (!s->is_in_step) decode_finish(core, s, PROTO_FINISH_ABORT, 0);
+        return;
+    case DECODE_DRAINING: /* it has finished by itself */
+    case DECODE_LEAVING:
+    case DECODE_FREE:
+    case DECODE_STATE_COUNT: return;
+    }
+}
+
+/* What was aborted or has ended is so already; of an attempt in quarantine the router was told. */
+void decode_on_abort(decode_core *core, const proto_cancel *abort) {
+    decode_attempt *a = decode_find(core, abort->attempt);
+    if (a == NULL || a->state == DECODE_ATTEMPT_QUARANTINE) return;
+    for (uint32_t i = 0; i < a->generation.samples; i++) {
+        const bool is_meant = abort->sample == PROTO_ALL_SAMPLES || abort->sample == i;
+        if (is_meant && a->samples[i] != NULL) abort_sample(core, a->samples[i]);
+    }
 }
 
 /* A FULL is followed by one CAPACITY, once there is at least one of everything again. */

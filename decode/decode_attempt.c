@@ -125,10 +125,11 @@ void decode_set_state(decode_core *core, decode_sample *s, decode_state next, ui
                            1u << DECODE_FREE,
         [DECODE_RUNNING] = 1u << DECODE_PARKED | 1u << DECODE_RETRACTED | 1u << DECODE_DRAINING |
                            1u << DECODE_LEAVING | 1u << DECODE_FREE,
-        [DECODE_PARKED] = 1u << DECODE_RUNNING | 1u << DECODE_RETRACTED | 1u << DECODE_FREE,
+        [DECODE_PARKED] = 1u << DECODE_RUNNING | 1u << DECODE_RETRACTED | 1u << DECODE_DRAINING |
+                          1u << DECODE_FREE,
         [DECODE_RETRACTED] = 1u << DECODE_RECOMPUTING | 1u << DECODE_DRAINING | 1u << DECODE_FREE,
         [DECODE_RECOMPUTING] = 1u << DECODE_RUNNING | 1u << DECODE_RETRACTED |
-                               1u << DECODE_LEAVING | 1u << DECODE_FREE,
+                               1u << DECODE_DRAINING | 1u << DECODE_LEAVING | 1u << DECODE_FREE,
         [DECODE_DRAINING] = 1u << DECODE_FREE,
         [DECODE_LEAVING] = 1u << DECODE_FREE,
     };

@@ -178,6 +178,7 @@ static void on_work(decode_core *core, const proto_message *message) {
     switch (message->kind) {
     case PROTO_RESERVE: decode_on_reserve(core, &message->reserve); return;
     case PROTO_CANCEL: decode_on_cancel(core, &message->cancel); return;
+    case PROTO_ABORT: decode_on_abort(core, &message->abort); return;
     case PROTO_CREDIT: decode_on_credit(core, &message->credit); return;
     case PROTO_PROMPT: decode_on_prompt(core, message); return;
     case PROTO_HELLO:

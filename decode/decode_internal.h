@@ -2,7 +2,7 @@
  *
  *   decode_core.c       messages, turn, tick, looking
  *   decode_attempt.c    owner records of attempts and samples: states, release
- *   decode_admission.c  RESERVE, PROMPT, CANCEL, CAPACITY
+ *   decode_admission.c  RESERVE, PROMPT, CANCEL, ABORT, CAPACITY
  *   decode_handoff.c    what the handoff's receiver reports
  *   decode_pages.c      pages of samples: shared at the start, grown, taken back, given again
  *   decode_step.c       the batch and its results
@@ -26,7 +26,8 @@
  *                    └───────▶ RETRACTED ◀───▶ RECOMPUTING       RETRACTED (or from WAITING)
  *
  *   Whatever draws no more goes to DRAINING (the queued rows and the finish go out), and from there
- *   to FREE. Cancelled: straight to FREE, by way of LEAVING while a step computes on its pages. */
+ *   to FREE; so does what is aborted, when the step that computes on its pages is done. Cancelled:
+ *   straight to FREE, by way of LEAVING while a step computes on its pages. */
 #ifndef BT_DECODE_INTERNAL_H
 #define BT_DECODE_INTERNAL_H
 
@@ -86,6 +87,7 @@ typedef struct decode_sample {
     uint32_t step_tokens;     /* that the running step adds to them */
     bool is_in_step;
     bool is_cancelled; /* during the handoff: its row is for nobody */
+    bool is_aborted;   /* the running step draws its last row */
     bool lacks_room;   /* in PARKED and RETRACTED: rows have no way to go */
     uint32_t recomputes;
 
@@ -202,6 +204,7 @@ bool decode_check(const decode_core *core);
 void decode_on_reserve(decode_core *core, const proto_reserve *reserve);
 void decode_on_prompt(decode_core *core, const proto_message *message);
 void decode_on_cancel(decode_core *core, const proto_cancel *cancel);
+void decode_on_abort(decode_core *core, const proto_cancel *abort);
 void decode_capacity_turn(decode_core *core);
 /* Whether draws and recomputing have what they need of the prompt. */
 bool decode_has_words(const decode_attempt *a);
@@ -263,6 +266,8 @@ void decode_finish_error(decode_core *core, decode_sample *s, bt_status status, 
 void decode_abandon(decode_core *core, decode_sample *s, bt_status status, const char *text);
 void decode_abandon_attempt(decode_core *core, decode_attempt *a, bt_status status,
                             const char *text);
+/* Aborted before it had a row: the stream ends at once. The caller quarantines. */
+void decode_abort_empty(decode_core *core, decode_sample *s);
 void decode_on_credit(decode_core *core, const proto_credit *credit);
 void decode_stream_turn(decode_core *core);
 

@@ -171,7 +171,9 @@ void decode_commit(decode_core *core, decode_sample *s, int32_t token) {
     }
     s->rows_made++;
     core->tokens_total++;
-    if (s->rows_made >= g->max_new_tokens) {
+    if (s->is_aborted) {
+        decode_finish(core, s, PROTO_FINISH_ABORT, 0);
+    } else if (s->rows_made >= g->max_new_tokens) {
         decode_finish(core, s, PROTO_FINISH_LENGTH, 0);
     } else if (is_stop(g, token)) {
         decode_finish(core, s, PROTO_FINISH_STOP, token);
@@ -224,7 +226,12 @@ static bt_status queue_row(const decode_core *core, decode_sample *s, const samp
     return row_queue_push(s->queue, &queued);
 }
 
+/* An abort wins over everything that this row has to say. */
 static void take_row(decode_core *core, decode_sample *s, const sampler_row *row) {
+    if (row->status != SAMPLER_OK && s->is_aborted) {
+        decode_finish(core, s, PROTO_FINISH_ABORT, 0);
+        return;
+    }
     if (row->status != SAMPLER_OK) {
         decode_finish_unsampled(core, s, row->status, row->cap_needed);
         return;
@@ -246,7 +253,10 @@ static void take_result(decode_core *core, uint32_t at) {
     if (s->state == DECODE_RECOMPUTING) {
         core->recomputed_total += s->step_tokens;
         decode_offer_pages(core, s);
-        if (b->samples[at] == 0) return;
+        if (b->samples[at] == 0) {
+            if (s->is_aborted) decode_finish(core, s, PROTO_FINISH_ABORT, 0);
+            return;
+        }
         decode_set_state(core, s, DECODE_RUNNING, 0, "all is computed again");
     }
     BT_ASSERT(s->state == DECODE_RUNNING);

@@ -157,15 +157,24 @@ void decode_stream_turn(decode_core *core) {
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
+static const char *finish_reason(proto_finish finish) {
+    switch (finish) {
+    case PROTO_FINISH_STOP: return "stop id";
+    case PROTO_FINISH_LENGTH: return "length";
+    case PROTO_FINISH_ERROR: return "error";
+    case PROTO_FINISH_ABORT: return "aborted";
+    case PROTO_FINISH_NONE: break;
+    }
+    return "";
+}
+
 void decode_finish(decode_core *core, decode_sample *s, proto_finish finish, int32_t matched_id) {
     s->finish = finish;
     s->matched_id = matched_id;
     s->lacks_room = false;
     decode_release_pages(core, s);
     decode_set_state(core, s, DECODE_DRAINING, decode_now(core) + core->options.park_us,
-                     finish == PROTO_FINISH_STOP     ? "stop id"
-                     : finish == PROTO_FINISH_LENGTH ? "length"
-                                                     : "error");
+                     finish_reason(finish));
 }
 
 void decode_finish_error(decode_core *core, decode_sample *s, bt_status status, const char *format,
@@ -188,6 +197,12 @@ void decode_abandon(decode_core *core, decode_sample *s, bt_status status, const
     s->rows_made = row_queue_taken(s->queue);
     (void)snprintf(s->text, sizeof s->text, "%s", text);
     if (!membership_is_serving(&core->member)) return;
+    send_chunk(core, s, &(row_slice){.count = 0}, true);
+}
+
+void decode_abort_empty(decode_core *core, decode_sample *s) {
+    BT_ASSERT(s->rows_made == 0);
+    s->finish = PROTO_FINISH_ABORT;
     send_chunk(core, s, &(row_slice){.count = 0}, true);
 }
 

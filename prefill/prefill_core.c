@@ -199,7 +199,8 @@ static void on_work(prefill_core *core, const proto_message *message) {
     case PROTO_CREDIT:
     case PROTO_CAPACITY:
     case PROTO_PROMPT:
-    case PROTO_PROMPT_LOGPROBS: break;
+    case PROTO_PROMPT_LOGPROBS:
+    case PROTO_ABORT: break;
     }
     membership_reject(&core->member, message);
 }

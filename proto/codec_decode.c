@@ -237,6 +237,11 @@ static void get_prefill_done(decoding *d, const Baton__PrefillDone *p, proto_pre
     get_text(d, p->text, out->text, sizeof out->text, "text");
 }
 
+static void get_cancel(decoding *d, const Baton__Cancel *c, proto_cancel *out) {
+    out->attempt = get_attempt(d, c->attempt);
+    out->sample = c->sample;
+}
+
 static void get_chunk(decoding *d, const Baton__Chunk *c, proto_chunk *out) {
     out->attempt = get_attempt(d, c->attempt);
     out->offset = c->offset;
@@ -268,10 +273,8 @@ static void get_body(decoding *d, const Baton__Frame *f, proto_message *m) {
     case PROTO_RESERVATION: get_reservation(d, f->reservation, &m->reservation); return;
     case PROTO_RUN: get_run(d, f->run, &m->run); return;
     case PROTO_PREFILL_DONE: get_prefill_done(d, f->prefill_done, &m->prefill_done); return;
-    case PROTO_CANCEL:
-        m->cancel.attempt = get_attempt(d, f->cancel->attempt);
-        m->cancel.sample = f->cancel->sample;
-        return;
+    case PROTO_CANCEL: get_cancel(d, f->cancel, &m->cancel); return;
+    case PROTO_ABORT: get_cancel(d, f->abort, &m->abort); return;
     case PROTO_CHUNK: get_chunk(d, f->chunk, &m->chunk); return;
     case PROTO_CREDIT:
         m->credit.attempt = get_attempt(d, f->credit->attempt);
@@ -302,6 +305,7 @@ static_assert((int)PROTO_RUN == (int)BATON__FRAME__BODY_RUN, "kind numbers");
 static_assert((int)PROTO_CAPACITY == (int)BATON__FRAME__BODY_CAPACITY, "kind numbers");
 static_assert((int)PROTO_PROMPT_LOGPROBS == (int)BATON__FRAME__BODY_PROMPT_LOGPROBS,
               "kind numbers");
+static_assert((int)PROTO_ABORT == (int)BATON__FRAME__BODY_ABORT, "kind numbers");
 
 bt_status proto_decode(const uint8_t *header, size_t header_bytes, void *payload,
                        size_t payload_bytes, proto_message *message_out, bt_error *error) {

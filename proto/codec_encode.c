@@ -244,7 +244,7 @@ static void put_cancel(encoding *e, const proto_cancel *c) {
     baton__cancel__init(&e->cancel);
     e->cancel.attempt = put_attempt(e, c->attempt);
     e->cancel.sample = c->sample;
-    e->frame.cancel = &e->cancel;
+    e->frame.cancel = &e->cancel; /* or abort: members of one union */
 }
 
 static void put_chunk(encoding *e, const proto_chunk *c) {
@@ -310,6 +310,7 @@ static void put_body(encoding *e, const proto_message *m) {
     case PROTO_RUN: put_run(e, &m->run); return;
     case PROTO_PREFILL_DONE: put_prefill_done(e, &m->prefill_done); return;
     case PROTO_CANCEL: put_cancel(e, &m->cancel); return;
+    case PROTO_ABORT: put_cancel(e, &m->abort); return;
     case PROTO_CHUNK: put_chunk(e, &m->chunk); return;
     case PROTO_CREDIT: put_credit(e, &m->credit); return;
     case PROTO_CAPACITY: put_capacity(e, &m->capacity); return;

@@ -40,6 +40,7 @@ const char *proto_kind_name(proto_kind kind) {
     case PROTO_CAPACITY: return "capacity";
     case PROTO_PROMPT: return "prompt";
     case PROTO_PROMPT_LOGPROBS: return "prompt_logprobs";
+    case PROTO_ABORT: return "abort";
     }
     return "unknown";
 }
@@ -338,7 +339,7 @@ static const char *check_chunk(const proto_chunk *c, size_t payload_bytes) {
     const char *bad = check_attempt(&c->attempt);
     CHECK(bad == NULL, bad);
     CHECK(c->sample < PROTO_SAMPLES_MAX, "sample");
-    CHECK(c->finish >= PROTO_FINISH_NONE && c->finish <= PROTO_FINISH_ERROR, "finish");
+    CHECK(c->finish >= PROTO_FINISH_NONE && c->finish <= PROTO_FINISH_ABORT, "finish");
     CHECK(is_status(c->status), "status");
     CHECK((c->status != BT_OK) == (c->finish == PROTO_FINISH_ERROR), "status");
     CHECK(c->cap_needed == 0 || c->status == BT_ERR_REQUEST_OVERFLOW, "cap_needed");
@@ -376,6 +377,7 @@ static const char *check_body(const proto_message *m) {
     case PROTO_RUN: return check_run(&m->run, m->payload_bytes);
     case PROTO_PREFILL_DONE: return check_prefill_done(&m->prefill_done);
     case PROTO_CANCEL: return check_cancel(&m->cancel);
+    case PROTO_ABORT: return check_cancel(&m->abort);
     case PROTO_CHUNK: return check_chunk(&m->chunk, m->payload_bytes);
     case PROTO_CREDIT: return check_credit(&m->credit);
     case PROTO_CAPACITY: return NULL;

@@ -26,7 +26,8 @@
 
 enum {
     PROTO_VERSION_MAJOR = 1,
-    PROTO_VERSION_MINOR = 1,
+    PROTO_VERSION_MINOR = 2,
+    PROTO_MINOR_OF_ABORT = 2, /* workers from here on know ABORT */
     PROTO_FRAME_HEADER_MAX = 16 * 1024,
     PROTO_FRAME_PAYLOAD_MAX = 256 * 1024,
     PROTO_TEXT_MAX = 512,
@@ -140,6 +141,7 @@ typedef enum proto_kind {
     PROTO_CAPACITY,
     PROTO_PROMPT,
     PROTO_PROMPT_LOGPROBS,
+    PROTO_ABORT,
 } proto_kind;
 
 /* worker -> router, the first frame on each connection. On streams only lane, role and incarnation
@@ -293,8 +295,11 @@ typedef struct proto_prompt_logprobs {
     uint32_t count;
 } proto_prompt_logprobs;
 
-/* router -> decode on control, router -> prefill on streams (behind its RUN). Idempotent. One
- * sample alone: to decode only, its stream ends without a word. */
+/* CANCEL: router -> decode on control, router -> prefill on streams (behind its RUN). Idempotent.
+ * One sample alone: to decode only, its stream ends without a word.
+ * ABORT: router -> decode on control, once RUN is with prefill. Idempotent. Samples that have not
+ * ended draw nothing more (the token of a step that runs still counts), and their streams end with
+ * FINISH_ABORT behind the rows they have, none if the handoff is not over. */
 typedef struct proto_cancel {
     proto_attempt attempt;
     uint32_t sample; /* or PROTO_ALL_SAMPLES */
@@ -305,6 +310,7 @@ typedef enum proto_finish {
     PROTO_FINISH_STOP = 1, /* matched_id is one of stop_ids */
     PROTO_FINISH_LENGTH = 2,
     PROTO_FINISH_ERROR = 3, /* status and text say why; the rows before it stand */
+    PROTO_FINISH_ABORT = 4, /* an ABORT ended it; the rows before it stand */
 } proto_finish;
 
 /* decode -> router on streams, payload: the next bytes of the row stream of one sample
@@ -352,6 +358,7 @@ typedef struct proto_message {
         proto_run run;
         proto_prefill_done prefill_done;
         proto_cancel cancel;
+        proto_cancel abort;
         proto_chunk chunk;
         proto_credit credit;
         proto_capacity capacity;

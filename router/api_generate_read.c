@@ -182,6 +182,7 @@ static void read_rid(const api_reader *reader, api_fields *fields, bool is_of_al
     api_rid_read(fields, GENERATE_RID, request);
     if (!is_of_all || !request->has_own_rid) return;
     const size_t used = strlen(request->rid);
+    request->list_rid_bytes = used;
     snprintf(request->rid + used, sizeof(request->rid) - used, "_%u", reader->index);
 }
 

@@ -22,6 +22,7 @@ static const struct {
     {"/generate", API_ROUTE_GENERATE, "POST, PUT, OPTIONS"},
     {"/v1/chat/completions", API_ROUTE_CHAT, POST_METHODS},
     {"/v1/completions", API_ROUTE_COMPLETION, POST_METHODS},
+    {"/abort_request", API_ROUTE_ABORT, POST_METHODS},
     {"/v1/models", API_ROUTE_MODELS, GET_METHODS},
     {"/health", API_ROUTE_HEALTH, GET_METHODS},
     {"/health_generate", API_ROUTE_HEALTH, GET_METHODS},

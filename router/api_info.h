@@ -22,6 +22,7 @@ typedef enum api_route {
     API_ROUTE_GENERATE,
     API_ROUTE_CHAT,
     API_ROUTE_COMPLETION,
+    API_ROUTE_ABORT,
     API_ROUTE_MODELS,
     API_ROUTE_MODEL, /* /v1/models/{id} */
     API_ROUTE_HEALTH,

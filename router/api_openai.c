@@ -25,8 +25,7 @@ static const char *object_of(const api_call *call, bool is_event) {
 static void add_head(const api_call *call, bt_text *out, bool is_event) {
     const char *rid = call->request->rid;
     bt_text_add_string(out, "{\"id\":");
-    bt_json_add_string(out, rid,
-                       call->batch.is_list ? api_list_rid_bytes(call->request) : strlen(rid));
+    bt_json_add_string(out, rid, call->batch.is_list ? call->request->list_rid_bytes : strlen(rid));
     bt_text_add_string(out, ",\"object\":\"");
     bt_text_add_string(out, object_of(call, is_event));
     api_add_number(out, "\",\"created\":", (uint64_t)call->created_s);

@@ -102,9 +102,10 @@ static void read_rid(const api_reader *reader, api_fields *fields) {
     if (!reader->batch->is_list) return;
     size_t used = strlen(request->rid);
     if (!request->has_own_rid && reader->index > 0) {
-        used = api_list_rid_bytes(first);
+        used = first->list_rid_bytes;
         memcpy(request->rid, first->rid, used);
     }
+    request->list_rid_bytes = used;
     snprintf(request->rid + used, sizeof(request->rid) - used, "_%u", reader->index);
 }
 

@@ -91,7 +91,8 @@ typedef struct api_request {
     size_t *stop_bytes;
     uint32_t stop_count;
     char rid[API_RID_MAX + API_INDEX_MAX + 1];
-    bool has_own_rid; /* given by the client: must be unique while it runs */
+    size_t list_rid_bytes; /* of a list, what of rid all items have, without "_0"; 0: nothing */
+    bool has_own_rid;      /* given by the client: must be unique while it runs */
     bool streams;
     bool wants_logprob;
     bool wants_logprob_text;
@@ -111,11 +112,6 @@ typedef struct api_request {
     bool echoes; /* completions only */
     api_echo echo;
 } api_request;
-
-/* Of the first item of a list the bytes of its rid that all items have, without the "_0". */
-static inline size_t api_list_rid_bytes(const api_request *first) {
-    return strlen(first->rid) - 2;
-}
 
 /* The items are alike in kind, streams and what is of chat and completions only. */
 typedef struct api_batch {

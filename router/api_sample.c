@@ -96,6 +96,8 @@ static void take_success(api_call *call, api_sample *s, const dispatch_end *end)
         s->finish.kind = API_FINISH_STOP_STRING;
     } else if (end->rows_total != s->generation.count) {
         api_sample_abort(s, 500, "rows of the reply were lost");
+    } else if (end->finish == PROTO_FINISH_ABORT) {
+        api_sample_abort(s, 0, end->text);
     } else if (end->finish == PROTO_FINISH_STOP) {
         s->finish.kind = API_FINISH_STOP_ID;
         s->finish.matched_id = end->matched_id;

@@ -23,11 +23,13 @@ typedef enum command_kind {
     COMMAND_CANCEL,
     COMMAND_UPDATE, /* credit and cancels of samples */
     COMMAND_RELEASE,
+    COMMAND_ABORT,
 } command_kind;
 
 typedef struct command {
     command_kind kind;
-    control_flow *flow;
+    control_flow *flow;   /* of all but aborts */
+    control_order *abort; /* of an abort, owned */
 } command;
 
 /* ---- to the HTTP threads --------------------------------------------------------------------- */
@@ -58,29 +60,32 @@ static void hand_on(control *c, control_batch *batch) {
 
 /* ---- request ids ----------------------------------------------------------------------------- */
 
-static control_flow **rid_chain(control *c, const char *rid) {
+static control_flow **rid_chain(control *c, const char *rid, size_t bytes) {
     uint64_t hash = 1469598103934665603u;
-    for (; *rid != 0; rid++) {
-        hash = (hash ^ (unsigned char)*rid) * 1099511628211u;
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ (unsigned char)rid[i]) * 1099511628211u;
     }
     return &c->by_rid[(hash ^ hash >> 32) & c->rid_mask];
 }
 
-static bool is_rid_taken(control *c, const char *rid) {
-    for (const control_flow *flow = *rid_chain(c, rid); flow != NULL; flow = flow->next_by_rid) {
-        if (strcmp(flow->rid, rid) == 0) return true;
+control_flow *control_find_rid(control *c, const char *rid, size_t bytes) {
+    control_flow *flow = *rid_chain(c, rid, bytes);
+    while (flow != NULL && (strncmp(flow->rid, rid, bytes) != 0 || flow->rid[bytes] != 0)) {
+        flow = flow->next_by_rid;
     }
-    return false;
+    return flow;
 }
 
 static void add_rid(control *c, control_flow *flow) {
-    control_flow **chain = rid_chain(c, flow->rid);
+    control_flow **chain = rid_chain(c, flow->rid, strlen(flow->rid));
     flow->next_by_rid = *chain;
     *chain = flow;
+    if (flow->list_rid_bytes > 0) c->list_flows++;
 }
 
 static void remove_rid(control *c, control_flow *flow) {
-    control_flow **at = rid_chain(c, flow->rid);
+    control_flow **at = rid_chain(c, flow->rid, strlen(flow->rid));
+    if (flow->list_rid_bytes > 0) c->list_flows--;
     while (*at != flow) {
         BT_ASSERT(*at != NULL);
         at = &(*at)->next_by_rid;
@@ -244,7 +249,7 @@ static void refuse_flow(control *c, control_flow *flow, bt_status status, const 
 
 static void submit(control *c, control_flow *flow) {
     bt_error error = {0};
-    if (is_rid_taken(c, flow->rid)) {
+    if (control_find_rid(c, flow->rid, strlen(flow->rid)) != NULL) {
         snprintf(error.text, sizeof(error.text), "Duplicate request ID detected: %s", flow->rid);
         refuse_flow(c, flow, BT_ERR_REQUEST_DUPLICATE, error.text);
         return;
@@ -253,7 +258,10 @@ static void submit(control *c, control_flow *flow) {
     flow->is_live = true;
     add_rid(c, flow);
     bt_status status = dispatch_submit(c->dispatch, &flow->request, control_now(c), &error);
-    if (status == BT_OK) return;
+    if (status == BT_OK) {
+        control_abort_late(c, flow);
+        return;
+    }
     flow->is_live = false;
     remove_rid(c, flow);
     refuse_flow(c, flow, status, error.text[0] != 0 ? error.text : bt_status_string(status));
@@ -273,7 +281,7 @@ static void update(control *c, control_flow *flow) {
     }
 }
 
-static void carry_out(control *c, const command *order) {
+static void carry_out(control *c, control_lane *lane, const command *order) {
     control_flow *flow = order->flow;
     switch (order->kind) {
     case COMMAND_SUBMIT: submit(c, flow); break;
@@ -285,6 +293,10 @@ static void carry_out(control *c, const command *order) {
         BT_ASSERT(!flow->is_live);
         flow->on_free(flow);
         break;
+    case COMMAND_ABORT:
+        atomic_fetch_sub(&lane->aborts, 1);
+        control_abort_take(c, order->abort);
+        break;
     }
 }
 
@@ -294,7 +306,7 @@ static void on_commands(void *context) {
     bt_ring_disarm(lane->commands);
     do {
         while (bt_ring_pop(lane->commands, &order)) {
-            carry_out(lane->control, &order);
+            carry_out(lane->control, lane, &order);
         }
     } while (!bt_ring_arm(lane->commands));
 }
@@ -331,7 +343,7 @@ static void on_tick(void *context) {
 /* ---- the HTTP threads' side ------------------------------------------------------------------ */
 
 static void give_order(control *c, command_kind kind, control_flow *flow) {
-    const command order = {kind, flow};
+    const command order = {.kind = kind, .flow = flow};
     /* The ring holds every command that all flows of the thread can have at once. */
     bool is_pushed = bt_ring_push(c->lanes[flow->thread].commands, &order);
     BT_ASSERT(is_pushed);
@@ -365,6 +377,24 @@ void control_release(control *c, control_flow *flow) {
     give_order(c, COMMAND_RELEASE, flow);
 }
 
+bool control_abort(control *c, uint32_t thread, const api_abort *abort) {
+    control_lane *lane = &c->lanes[thread];
+    if (atomic_load(&lane->aborts) >= CONTROL_ABORTS_MAX) return false;
+    control_order *made = bt_malloc(sizeof(*made));
+    if (made == NULL) return false;
+    made->abort = *abort;
+    made->sequence = atomic_fetch_add(&c->abort_sequence, 1) + 1;
+    atomic_fetch_add(&lane->aborts, 1);
+    const command order = {.kind = COMMAND_ABORT, .abort = made};
+    const bool is_pushed = bt_ring_push(lane->commands, &order);
+    BT_ASSERT(is_pushed);
+    return true;
+}
+
+uint64_t control_abort_mark(control *c) {
+    return atomic_load(&c->abort_sequence);
+}
+
 bt_ring *control_ring(control *c, uint32_t thread) {
     return c->lanes[thread].batches;
 }
@@ -393,8 +423,9 @@ static bt_status create_lanes(control *c) {
     for (uint32_t i = 0; i < c->options.threads; i++) {
         control_lane *lane = &c->lanes[i];
         lane->control = c;
-        bt_status status = bt_ring_create(COMMANDS_PER_FLOW * c->options.flows_per_thread_max,
-                                          sizeof(command), &lane->commands);
+        const uint32_t commands = COMMANDS_PER_FLOW * c->options.flows_per_thread_max;
+        bt_status status =
+            bt_ring_create(commands + CONTROL_ABORTS_MAX, sizeof(command), &lane->commands);
         if (status == BT_OK)
             status = bt_ring_create(BATCHES_PER_THREAD, sizeof(control_batch *), &lane->batches);
         if (status == BT_OK)
@@ -466,6 +497,7 @@ static void destroy_lane(control *c, control_lane *lane) {
     }
     while (lane->commands != NULL && bt_ring_pop(lane->commands, &order)) {
         if (order.kind == COMMAND_RELEASE) order.flow->on_free(order.flow);
+        if (order.kind == COMMAND_ABORT) bt_free(order.abort);
     }
     bt_ring_destroy(lane->batches);
     bt_ring_destroy(lane->commands);
@@ -478,6 +510,7 @@ void control_destroy(control *c) {
     for (uint32_t i = 0; c->lanes != NULL && i < c->options.threads; i++) {
         destroy_lane(c, &c->lanes[i]);
     }
+    control_abort_fini(c);
     bt_loop_source_free(c->tick);
     bt_block_pool_destroy(c->blocks); /* replies may still hold some */
     bt_free(c->lanes);

@@ -14,6 +14,7 @@
 #include "base/options.h"
 #include "base/ring.h"
 #include "proto/address.h"
+#include "router/api_abort.h"
 #include "router/api_info.h"
 #include "router/dispatch.h"
 
@@ -59,6 +60,8 @@ struct control_flow {
     uint32_t thread; /* index of the HTTP thread */
     dispatch_request request;
     const char *rid;         /* refused while another flow has the same */
+    size_t list_rid_bytes;   /* of rid, as in api_request */
+    uint64_t abort_mark;     /* control_abort_mark when its HTTP request was there */
     control_sample *samples; /* [request.generation.samples], zeroed, owned by the HTTP thread */
     void (*on_free)(control_flow *flow);
     /* Between the two: one order for what all samples have to say. */
@@ -100,6 +103,11 @@ void control_cancel(control *c, control_flow *flow);
 void control_cancel_sample(control *c, control_flow *flow, uint32_t sample);
 void control_grant(control *c, control_flow *flow, uint32_t sample, uint64_t bytes);
 void control_release(control *c, control_flow *flow);
+/* Aborts what `abort` names of the requests of all threads whose HTTP requests were there before;
+ * their ends follow as those of any flow. Such as are still being read are hit when they are
+ * submitted, as long as no more than 256 aborts came meanwhile. false: too many are waiting to be
+ * carried out. */
+BT_MUST_CHECK bool control_abort(control *c, uint32_t thread, const api_abort *abort);
 /* Readable when control_next has something; watch its descriptor. */
 bt_ring *control_ring(control *c, uint32_t thread);
 /* The next batch, or NULL. It goes back with control_batch_free (ends, which are parts of the flow,
@@ -113,5 +121,7 @@ void control_get_model(control *c, api_model *out);
 /* Also what control_get_model gives, workers included. */
 void control_get_snapshot(control *c, api_snapshot *out);
 bool control_is_ready(control *c);
+/* A point in the order of aborts: those asked for so far hit nothing that came after it. */
+uint64_t control_abort_mark(control *c);
 
 #endif

@@ -14,12 +14,21 @@
 enum {
     CONTROL_LINKS_MAX = 2048, /* two of each worker, and those being refused */
     CONTROL_TICK_US = 20 * 1000,
+    CONTROL_ABORTS_KEPT = 256, /* for requests that were being read when they came */
+    CONTROL_ABORTS_MAX = 256,  /* of one HTTP thread that are not carried out yet */
 };
+
+/* One abort, from the HTTP thread that was asked to the control thread, which keeps it. */
+typedef struct control_order {
+    uint64_t sequence;
+    api_abort abort;
+} control_order;
 
 /* The two rings of one HTTP thread, and what did not fit into the one towards it. */
 typedef struct control_lane {
     bt_ring *commands;
     bt_ring *batches;
+    _Atomic uint32_t aborts; /* that are in `commands` */
     control_batch *first_pending, *last_pending;
     bt_loop_source *source;
     control *control;
@@ -45,6 +54,13 @@ struct control {
     control_flow *doomed;
     control_flow **by_rid; /* [rid_mask + 1] chains */
     size_t rid_mask;
+    uint32_t list_flows; /* of by_rid, those that share an id with others of their list */
+    /* Aborts: how many were asked for, and the last ones that were carried out. */
+    _Atomic uint64_t abort_sequence;
+    uint64_t newest_abort;
+    control_order *kept[CONTROL_ABORTS_KEPT]; /* or NULL */
+    uint64_t kept_sequences[CONTROL_ABORTS_KEPT];
+    uint32_t kept_next;
     /* Workers. */
     proto_listener *listener;
     bt_id_map links;
@@ -65,5 +81,14 @@ void control_links_close(control *c);
 void control_link_send(void *context, dispatch_link link, proto_message *message);
 void control_link_close(void *context, dispatch_link link);
 void control_publish(control *c);
+
+/* control_abort.c, on the control thread */
+/* Takes it. */
+void control_abort_take(control *c, control_order *order);
+/* Of a flow that was just submitted: aborts that came while it was read. */
+void control_abort_late(control *c, const control_flow *flow);
+void control_abort_fini(control *c);
+/* control.c */
+control_flow *control_find_rid(control *c, const char *rid, size_t bytes);
 
 #endif

@@ -172,6 +172,7 @@ static bool is_allowed(const connection *from, proto_kind kind) {
     case PROTO_RESERVE:
     case PROTO_RUN:
     case PROTO_CANCEL:
+    case PROTO_ABORT:
     case PROTO_PROMPT:
     case PROTO_CREDIT: return false;
     }
@@ -258,6 +259,13 @@ void dispatch_cancel_sample(dispatch *d, uint64_t id, uint32_t sample, uint64_t 
     enter(d, now_us);
     request *r = bt_id_map_get(&d->requests, bt_id_of(id));
     if (r != NULL) dispatch_sample_cancel(d, r, sample);
+    leave(d);
+}
+
+void dispatch_abort(dispatch *d, uint64_t id, uint32_t sample, uint64_t now_us) {
+    enter(d, now_us);
+    request *r = bt_id_map_get(&d->requests, bt_id_of(id));
+    if (r != NULL) dispatch_abort_samples(d, r, sample);
     leave(d);
 }
 

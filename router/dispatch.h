@@ -19,6 +19,12 @@
  *     the lowest-numbered. Samples that all failed are not waited for log-probabilities;
  *   - but when the cluster failed, its time passed or it was cancelled as a whole, with that error,
  *     which is also the end of every sample that had not ended.
+ *
+ * A sample that is aborted ends OK with PROTO_FINISH_ABORT and the rows it has by then, those that
+ * decode still held included; decode is asked for them, and from then on whatever goes wrong (an
+ * overflow, a worker that is gone, the request's time) is that same end with the rows handed on so
+ * far. What had finished before decode heard of the abort keeps its end.
+ *
  * rows_total and retractions are sums over the samples, cap_needed the largest of those that
  * overflowed, where the request ends so. Of a single sample
  * and without log-probabilities of the prompt the two ends are the same.
@@ -61,7 +67,7 @@ typedef struct dispatch_request {
 
 /* How a sample, or a whole request, ended. */
 typedef struct dispatch_end {
-    bt_status status; /* OK, or why */
+    bt_status status; /* OK (an abort as well), or why */
     int http_status;  /* 200, 400, 500, 503 (503 as well when cancelled) */
     proto_finish finish;
     int32_t matched_id; /* finish STOP */
@@ -70,7 +76,7 @@ typedef struct dispatch_end {
     uint32_t cap_needed;       /* with REQUEST_OVERFLOW: the cap that would have sufficed */
     uint32_t retractions;      /* times decode recomputed it */
     uint32_t attempts;         /* tries made */
-    char text[PROTO_TEXT_MAX]; /* the sentence of an error */
+    char text[PROTO_TEXT_MAX]; /* the sentence of an error, or of an abort */
 } dispatch_end;
 
 /* The next bytes of the row stream of one sample (row_stream.h), whole records only; borrowed. What
@@ -87,7 +93,8 @@ typedef struct dispatch_rows {
 
 /* Entries of PROMPT_LOGPROBS, ascending over the calls without gaps, from prompt_logprobs_from + 1
  * to prompt_tokens - 1; borrowed. After a retry they start again with the first one, and what came
- * before is void. All of them come before an end that is OK; they and the rows in any order. */
+ * before is void. All of them come before an end that is OK, but for an abort;
+ * they and the rows in any order. */
 typedef struct dispatch_prompt_logprobs {
     uint32_t first_position;
     uint32_t count;
@@ -158,6 +165,10 @@ void dispatch_cancel(dispatch *d, uint64_t request, uint64_t now_us);
  * on. With the last one the request ends; if rows came, once the prompt's log-probabilities are
  * there. Unknown and ended samples are ignored. */
 void dispatch_cancel_sample(dispatch *d, uint64_t request, uint32_t sample, uint64_t now_us);
+/* The client wants no more than there is: a sample, or with PROTO_ALL_SAMPLES all that have not
+ * ended. Their ends follow, and with the last one the request's, possibly inside the call. Unknown
+ * and ended ones are ignored. */
+void dispatch_abort(dispatch *d, uint64_t request, uint32_t sample, uint64_t now_us);
 /* The reader consumed that many bytes of the sample's row stream. Ignored unless is_credited. */
 void dispatch_grant(dispatch *d, uint64_t request, uint32_t sample, uint64_t bytes,
                     uint64_t now_us);

@@ -204,6 +204,7 @@ void dispatch_attempt_fail(dispatch *d, request *r, bt_status status, const char
     r->avoid_ids[LEG_PREFILL] = r->worker_ids[LEG_PREFILL];
     r->avoid_ids[LEG_DECODE] = r->worker_ids[LEG_DECODE];
     dispatch_attempt_drop(d, r, over_there);
+    if (dispatch_abort_settle(d, r)) return;
     if (!dispatch_attempt_has_another_try(d, r) || !dispatch_attempt_is_worth_a_retry(status)) {
         dispatch_request_end_with(d, r, http_status_blame(status), "%s", kept);
         return;
@@ -227,6 +228,7 @@ void dispatch_attempt_violate(dispatch *d, request *r, const worker *from, const
 /* Not a failure: nobody had room. The try does not count. */
 static void put_back(dispatch *d, request *r, const worker *over_there) {
     dispatch_attempt_drop(d, r, over_there);
+    if (dispatch_abort_settle(d, r)) return;
     r->tries--;
     requeue(d, r);
 }

@@ -7,6 +7,7 @@
  *   dispatch_prompt.c     words to the workers, log-probabilities of the prompt back
  *   dispatch_request.c    submit, the end, deadlines
  *   dispatch_sample.c     the ends of samples, and how the request ends with them
+ *   dispatch_abort.c      aborts, and what becomes of them when something else happens first
  *   dispatch_stream.c     chunks, rows, credit
  */
 #ifndef BT_ROUTER_DISPATCH_INTERNAL_H
@@ -118,6 +119,7 @@ typedef struct request_sample {
     uint32_t retractions; /* as decode last said */
     bool has_ended;
     bool is_over_there; /* decode ended it in this attempt: it must send no more of it */
+    bool is_aborting;   /* decode was told to end it; whatever happens now, it ends as aborted */
     dispatch_end end;   /* once has_ended */
 } request_sample;
 
@@ -316,6 +318,18 @@ void dispatch_sample_cancel(dispatch *d, request *r, uint32_t index);
 /* Ends the request when its samples have ended and nothing is waited for. */
 void dispatch_sample_settle(dispatch *d, request *r, const worker *over_there);
 void dispatch_sample_add_totals(const request *r, dispatch_end *end);
+/* Of a request whose samples have all ended. */
+const dispatch_end *dispatch_sample_choose_end(const request *r);
+
+/* ---- dispatch_abort.c ------------------------------------------------------------------------ */
+
+/* What an end becomes of a sample that is aborting: an error of any kind but a cancel is an abort
+ * with the rows handed on. */
+void dispatch_abort_apply(const request *r, uint32_t index, dispatch_end *end);
+void dispatch_abort_samples(dispatch *d, request *r, uint32_t index);
+/* The attempt is over, so no answer to an abort comes any more: these samples end. true: the
+ * request ended with them. */
+BT_MUST_CHECK bool dispatch_abort_settle(dispatch *d, request *r);
 
 /* ---- dispatch_stream.c ----------------------------------------------------------------------- */
 

@@ -152,9 +152,13 @@ static void free_request(request *r) {
 void dispatch_request_end(dispatch *d, request *r, const dispatch_end *end) {
     dispatch_end told = *end;
     dispatch_attempt_drop(d, r, NULL);
+    bool is_excused = r->samples_left > 0; /* all that was left of it is aborted instead */
     for (uint32_t i = 0; i < r->generation.samples; i++) {
-        if (!r->samples[i].has_ended) dispatch_sample_tell_end(d, r, i, end);
+        if (r->samples[i].has_ended) continue;
+        dispatch_sample_tell_end(d, r, i, end);
+        is_excused = is_excused && r->samples[i].end.finish == PROTO_FINISH_ABORT;
     }
+    if (is_excused) told = *dispatch_sample_choose_end(r);
     dispatch_sample_add_totals(r, &told);
     dispatch_sample_fill_end(d, r, &told);
     if (r->state == REQUEST_QUEUED) dispatch_queue_remove(d, r);

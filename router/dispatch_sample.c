@@ -51,6 +51,7 @@ void dispatch_sample_tell_end(dispatch *d, request *r, uint32_t index, const dis
     request_sample *s = &r->samples[index];
     BT_ASSERT(!s->has_ended);
     s->end = *end;
+    dispatch_abort_apply(r, index, &s->end);
     s->end.rows_total = s->rows_handed;
     s->end.retractions = s->retractions;
     dispatch_sample_fill_end(d, r, &s->end);
@@ -81,7 +82,7 @@ static int badness(const dispatch_end *end) {
     return end->http_status == 503 ? 3 : 4;
 }
 
-static const dispatch_end *choose_end(const request *r) {
+const dispatch_end *dispatch_sample_choose_end(const request *r) {
     const dispatch_end *worst = &r->samples[0].end;
     for (uint32_t i = 0; i < r->generation.samples; i++) {
         const dispatch_end *end = &r->samples[i].end;
@@ -95,7 +96,7 @@ static const dispatch_end *choose_end(const request *r) {
  * rows came, when prefill would hand KV to a decode that has given it up. */
 static bool is_prompt_worth_waiting(const request *r) {
     if (r->state != REQUEST_STREAMING || dispatch_prompt_is_complete(r)) return false;
-    return badness(choose_end(r)) <= 1;
+    return badness(dispatch_sample_choose_end(r)) <= 1;
 }
 
 void dispatch_sample_settle(dispatch *d, request *r, const worker *over_there) {
@@ -104,7 +105,7 @@ void dispatch_sample_settle(dispatch *d, request *r, const worker *over_there) {
         dispatch_attempt_release_decode(d, r, over_there);
         return;
     }
-    const dispatch_end end = *choose_end(r);
+    const dispatch_end end = *dispatch_sample_choose_end(r);
     dispatch_attempt_drop(d, r, over_there);
     dispatch_request_end(d, r, &end);
 }

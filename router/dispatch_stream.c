@@ -116,6 +116,8 @@ static const char *check_finish(const request *r, const request_sample *s,
         return "the row stream ended inside a row";
     if (chunk->rows_total != s->rows_handed) return "the row stream has not the rows it should";
     if (is_error) return NULL;
+    if (chunk->finish == PROTO_FINISH_ABORT)
+        return s->is_aborting ? NULL : "an abort that nobody asked for";
     if (s->rows_handed == 0) return "a finished stream without rows";
     if (chunk->finish == PROTO_FINISH_LENGTH) return NULL;
     for (uint32_t i = 0; i < r->generation.stop_id_count; i++) {

@@ -244,6 +244,7 @@ void front_generate(front_thread *thread, http_exchange *exchange, char *body,
     call->exchange = exchange;
     call->body = body;
     call->started_us = bt_clock_now_us(&thread->front->clock);
+    call->abort_mark = control_abort_mark(options->control);
     call->job = (intake_job){.body = *given};
     call->job.body.text = body != NULL ? body : "";
     call->next = thread->calls;
@@ -268,6 +269,8 @@ static void fill_flow(front_call *call, uint32_t item, control_sample *samples) 
     at->flow.samples = samples;
     at->flow.thread = call->thread->index;
     at->flow.rid = request->rid;
+    at->flow.list_rid_bytes = request->list_rid_bytes;
+    at->flow.abort_mark = call->abort_mark;
     at->flow.on_free = on_free;
     at->flow.request = (dispatch_request){
         .words = request->prompt.ids,

@@ -33,6 +33,7 @@ struct front_call {
     char *body;
     intake_job job;
     uint64_t started_us;
+    uint64_t abort_mark;
     uint64_t held_bytes;     /* of what was read of its body, charged to the budget of bodies */
     uint32_t flow_count;     /* 0 while it is read */
     uint32_t flows_left;     /* once they are released: the control thread's */

@@ -95,6 +95,7 @@ static void answer_info(front_thread *thread, http_exchange *exchange, api_route
     case API_ROUTE_GENERATE:
     case API_ROUTE_CHAT:
     case API_ROUTE_COMPLETION:
+    case API_ROUTE_ABORT:
     case API_ROUTE_HEALTH:
     case API_ROUTE_LIVENESS:
     case API_ROUTE_ROOT: break;
@@ -129,11 +130,30 @@ static void answer_now(front_thread *thread, http_exchange *exchange, const http
     case API_ROUTE_GENERATE:
     case API_ROUTE_CHAT:
     case API_ROUTE_COMPLETION:
+    case API_ROUTE_ABORT:
     case API_ROUTE_MODELS:
     case API_ROUTE_MODEL:
     case API_ROUTE_SERVER_INFO:
     case API_ROUTE_MODEL_INFO:
     case API_ROUTE_WEIGHT_VERSION: answer_info(thread, exchange, route, rest); break;
+    }
+}
+
+/* What is asked for is done when it can be; the answer does not wait for it. */
+static void answer_abort(front_thread *thread, http_exchange *exchange, const char *body,
+                         size_t body_bytes) {
+    api_abort abort;
+    api_failure failure;
+    bt_text *out = &thread->scratch;
+    bt_text_clear(out);
+    if (!api_abort_read(body != NULL ? body : "", body_bytes, &abort, &failure)) {
+        api_error_write(out, failure.shape, failure.http_status, failure.text);
+        reply_json(thread, exchange, failure.http_status);
+    } else if (!control_abort(thread->front->options.control, thread->index, &abort)) {
+        api_error_write(out, API_ERROR_OPENAI, 503, "too many aborts are waiting");
+        reply(exchange, 503, "application/json", out, "Retry-After: 1\r\n");
+    } else {
+        reply(exchange, 200, NULL, out, NULL);
     }
 }
 
@@ -158,6 +178,12 @@ void front_on_request(void *context, http_exchange *exchange, const http_request
         front_generate(thread, exchange, body, &given);
         return;
     }
-    http_server_body_free(thread->front->options.http.body_budget, body, body_bytes);
+    budget *bodies = thread->front->options.http.body_budget;
+    if (is_for_reading && route == API_ROUTE_ABORT) {
+        answer_abort(thread, exchange, body, body_bytes);
+        http_server_body_free(bodies, body, body_bytes);
+        return;
+    }
+    http_server_body_free(bodies, body, body_bytes);
     answer_now(thread, exchange, request);
 }

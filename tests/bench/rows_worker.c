@@ -217,6 +217,7 @@ static void on_message(void *context, proto_link *link, const proto_message *mes
     case PROTO_RESERVATION:
     case PROTO_PREFILL_DONE:
     case PROTO_CANCEL:
+    case PROTO_ABORT:
     case PROTO_CHUNK:
     case PROTO_CREDIT:
     case PROTO_CAPACITY:

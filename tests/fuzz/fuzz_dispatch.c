@@ -151,6 +151,7 @@ static void say_hello(history *h, int i) {
     memset(&m, 0, sizeof m);
     m.kind = PROTO_HELLO;
     m.hello.version_major = PROTO_VERSION_MAJOR + (flags >> 7);
+    m.hello.version_minor = flags & 16 ? PROTO_MINOR_OF_ABORT - 1 : PROTO_VERSION_MINOR;
     m.hello.lane = flags & 1 ? PROTO_LANE_STREAMS : PROTO_LANE_CONTROL;
     m.hello.role = flags & 2 ? PROTO_ROLE_DECODE : PROTO_ROLE_PREFILL;
     m.hello.incarnation = 1 + ((flags >> 1) & 7);
@@ -244,7 +245,7 @@ static void say_of_attempt(history *h, int i, proto_kind kind) {
         m.payload = payload;
         m.payload_bytes = m.prompt_logprobs.count * sizeof(float);
     } else {
-        const uint8_t wanted = take(h), finish = take(h) % 4;
+        const uint8_t wanted = take(h), finish = take(h) % 5;
         size_t count = wanted;
         const uint8_t where = take(h);
         const uint32_t has_logprob = where >> 7;
@@ -340,7 +341,14 @@ static void step(history *h) {
         dispatch_on_closed(h->d, h->links[i], h->now_us);
         h->links[i] = h->next_link++;
         return;
-    case 14: dispatch_cancel_sample(h->d, take(h), take(h) % 4, h->now_us); return;
+    case 14:
+        if (op >> 4 & 1) {
+            const uint8_t which = take(h), sample = take(h) % 5;
+            dispatch_abort(h->d, which, sample < 4 ? sample : PROTO_ALL_SAMPLES, h->now_us);
+            return;
+        }
+        dispatch_cancel_sample(h->d, take(h), take(h) % 4, h->now_us);
+        return;
     case 15:
         if (op >> 4 & 1) {
             say_of_attempt(h, i, PROTO_PROMPT_LOGPROBS);

@@ -403,6 +403,12 @@ void rig_cancel(rig *r, const rig_attempt *a, uint32_t sample) {
     say(r, PROTO_LANE_CONTROL, &message);
 }
 
+void rig_abort(rig *r, const rig_attempt *a, uint32_t sample) {
+    const proto_message message = {.kind = PROTO_ABORT,
+                                   .abort = {.attempt = a->id, .sample = sample}};
+    say(r, PROTO_LANE_CONTROL, &message);
+}
+
 void rig_credit(rig *r, const rig_attempt *a, uint32_t sample, uint64_t bytes) {
     const proto_message message = {.kind = PROTO_CREDIT,
                                    .credit = {.attempt = a->id, .sample = sample, .bytes = bytes}};

@@ -98,6 +98,8 @@ void rig_deliver(rig *r, rig_attempt *a, const uint32_t *statuses);
 rig_attempt *rig_start(rig *r, uint32_t prompt_tokens, const proto_generation *generation,
                        uint64_t credit);
 void rig_cancel(rig *r, const rig_attempt *a, uint32_t sample);
+/* With PROTO_ALL_SAMPLES of all. */
+void rig_abort(rig *r, const rig_attempt *a, uint32_t sample);
 void rig_credit(rig *r, const rig_attempt *a, uint32_t sample, uint64_t bytes);
 
 /* Does what can be done at this instant. */
@@ -116,6 +118,8 @@ uint32_t rig_rows(const rig *r, const rig_attempt *a, uint32_t sample);
 void rig_expect_answer(const rig *r, const rig_attempt *a, uint32_t sample);
 void rig_expect_error(const rig *r, const rig_attempt *a, uint32_t sample, bt_status status,
                       const char *text);
+/* It was aborted, with so many rows of its answer. */
+void rig_expect_abort(const rig *r, const rig_attempt *a, uint32_t sample, uint32_t rows);
 /* Nothing was said of its end. */
 void rig_expect_silence(const rig_attempt *a, uint32_t sample);
 decode_view rig_view(const rig *r);

@@ -248,6 +248,15 @@ void rig_expect_error(const rig *r, const rig_attempt *a, uint32_t sample, bt_st
     assert_int_equal(s->last.rows_total, rig_rows(r, a, sample));
 }
 
+void rig_expect_abort(const rig *r, const rig_attempt *a, uint32_t sample, uint32_t rows) {
+    const rig_stream *s = &a->streams[sample];
+    assert_int_equal(s->finishes, 1);
+    assert_int_equal(s->last.finish, PROTO_FINISH_ABORT);
+    assert_int_equal(s->last.status, BT_OK);
+    assert_int_equal(s->last.rows_total, rows);
+    assert_int_equal(rig_rows(r, a, sample), rows);
+}
+
 void rig_expect_silence(const rig_attempt *a, uint32_t sample) {
     assert_int_equal(a->streams[sample].finishes, 0);
 }

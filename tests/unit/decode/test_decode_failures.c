@@ -421,6 +421,7 @@ static void messages_out_of_place_hang_up(void **state) {
         {PROTO_CREDIT, PROTO_LANE_CONTROL, "wrong connection"},
         {PROTO_RESERVE, PROTO_LANE_STREAMS, "wrong connection"},
         {PROTO_CANCEL, PROTO_LANE_STREAMS, "wrong connection"},
+        {PROTO_ABORT, PROTO_LANE_STREAMS, "wrong connection"},
     };
     for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++) {
         world *w = world_create(NULL);

@@ -1,6 +1,7 @@
 /* Random histories: pools of a few pages, samples, lengths, credits, words, cancels in any order.
- * Every sample ends once with exactly its rows, or with silence when it was cancelled; every page,
- * hold, slot and place comes back. Arguments are seeds to run alone. */
+ * Every sample ends once with exactly its rows, with silence when it was cancelled, with the first
+ * of its rows when it was aborted; every page, hold, slot and place comes back. Arguments are seeds
+ * to run alone. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,11 +20,14 @@ typedef struct history {
     rig_attempt *attempts[ATTEMPTS];
     bool is_reserved[ATTEMPTS];
     bool is_cancelled[ATTEMPTS][SAMPLES_MAX];
+    bool is_aborted[ATTEMPTS][SAMPLES_MAX];
+    bool is_over[ATTEMPTS][SAMPLES_MAX]; /* its row is not waited for */
 } history;
 
 /* What happened in all seeds; a test in which nothing happens proves nothing. */
 static struct {
-    uint64_t full, retractions, recomputed, cancelled, answers, parked, parked_retracted, waiting;
+    uint64_t full, retractions, recomputed, cancelled, answers, parked, parked_retracted, waiting,
+        aborted, aborted_rows;
 } tally;
 
 static uint32_t pick(history *h, uint32_t bound) {
@@ -72,23 +76,33 @@ static void reserve(history *h, uint32_t i) {
     h->is_reserved[i] = true;
 }
 
+/* Cancels or aborts. */
 static void cancel(history *h, uint32_t i) {
     const rig_attempt *a = h->attempts[i];
     if (!h->is_reserved[i] || pick(h, 4) != 0) return;
+    const bool is_abort = pick(h, 2) == 0;
     const uint32_t sample = pick(h, a->generation.samples);
     const bool is_whole = pick(h, 4) == 0;
     for (uint32_t n = 0; n < a->generation.samples; n++) {
-        if (a->streams[n].finishes == 0 && (is_whole || n == sample)) {
-            h->is_cancelled[i][n] = true;
+        if (a->streams[n].finishes > 0 || !(is_whole || n == sample)) continue;
+        if (is_abort) {
+            h->is_aborted[i][n] = true;
+            h->is_over[i][n] |= !a->is_delivered;
+        } else {
+            h->is_cancelled[i][n] = h->is_over[i][n] = true;
             tally.cancelled++;
         }
     }
-    rig_cancel(h->r, a, is_whole ? PROTO_ALL_SAMPLES : sample);
+    if (is_abort) {
+        rig_abort(h->r, a, is_whole ? PROTO_ALL_SAMPLES : sample);
+    } else {
+        rig_cancel(h->r, a, is_whole ? PROTO_ALL_SAMPLES : sample);
+    }
 }
 
-static bool is_wholly_cancelled(const history *h, uint32_t i) {
+static bool is_wholly_over(const history *h, uint32_t i) {
     for (uint32_t n = 0; n < h->attempts[i]->generation.samples; n++)
-        if (!h->is_cancelled[i][n]) return false;
+        if (!h->is_over[i][n]) return false;
     return true;
 }
 
@@ -103,7 +117,7 @@ static void act(history *h, uint32_t i) {
         break;
     case 3:
     case 4:
-        if (h->is_reserved[i] && !a->is_delivered && !is_wholly_cancelled(h, i))
+        if (h->is_reserved[i] && !a->is_delivered && !is_wholly_over(h, i))
             rig_deliver(h->r, a, NULL);
         break;
     case 5: cancel(h, i); break;
@@ -131,7 +145,7 @@ static void finish_all(history *h) {
         is_done = true;
         for (uint32_t i = 0; i < ATTEMPTS; i++) {
             rig_attempt *a = h->attempts[i];
-            if (is_wholly_cancelled(h, i)) continue;
+            if (is_wholly_over(h, i)) continue;
             reserve(h, i);
             if (!h->is_reserved[i]) is_done = false;
             if (!h->is_reserved[i]) continue;
@@ -166,6 +180,13 @@ static void run_seed(uint64_t seed) {
                 (void)rig_rows(h.r, h.attempts[i], n); /* right as far as they go */
                 continue;
             }
+            const rig_stream *s = &h.attempts[i]->streams[n];
+            if (h.is_aborted[i][n] && s->last.finish == PROTO_FINISH_ABORT) {
+                rig_expect_abort(h.r, h.attempts[i], n, s->last.rows_total);
+                tally.aborted++;
+                tally.aborted_rows += s->last.rows_total;
+                continue;
+            }
             rig_expect_answer(h.r, h.attempts[i], n);
             tally.answers++;
         }
@@ -190,6 +211,7 @@ static void random_histories(void **state) {
     if (seed_count == 1) return;
     assert_true(tally.answers > 0 && tally.full > 0 && tally.retractions > 0);
     assert_true(tally.cancelled > 0 && tally.waiting > 0);
+    assert_true(tally.aborted > 0 && tally.aborted_rows > 0);
     assert_true(tally.parked > 0 && tally.parked_retracted > 0);
 }
 

@@ -547,6 +547,7 @@ static void messages_out_of_place_hang_up(void **state) {
         {PROTO_CREDIT, PROTO_LANE_STREAMS, "wrong connection"},
         {PROTO_RUN, PROTO_LANE_CONTROL, "wrong connection"},
         {PROTO_CANCEL, PROTO_LANE_CONTROL, "wrong connection"},
+        {PROTO_ABORT, PROTO_LANE_CONTROL, "abort is not for a prefill worker"},
         {PROTO_PING, PROTO_LANE_STREAMS, "wrong connection"},
         {PROTO_READY, PROTO_LANE_CONTROL, "ready is not for"},
         {PROTO_WELCOME, PROTO_LANE_CONTROL, "a welcome came while serving"},

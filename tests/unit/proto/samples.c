@@ -140,6 +140,7 @@ static void set_worker_message(proto_message *m) {
     case PROTO_RESERVE:
     case PROTO_RUN:
     case PROTO_CANCEL:
+    case PROTO_ABORT:
     case PROTO_PROMPT:
     case PROTO_CREDIT: return;
     }
@@ -190,6 +191,9 @@ static void set_router_message(proto_message *m) {
         return;
     case PROTO_CANCEL:
         m->cancel = (proto_cancel){.attempt = attempt, .sample = PROTO_ALL_SAMPLES};
+        return;
+    case PROTO_ABORT:
+        m->abort = (proto_cancel){.attempt = attempt, .sample = PROTO_SAMPLES_MAX - 1};
         return;
     case PROTO_CREDIT:
         m->credit = (proto_credit){.attempt = attempt, .bytes = 1ull << 35, .sample = 5};

@@ -4,7 +4,7 @@
 
 #include "proto/message.h"
 
-enum { SAMPLE_KINDS = PROTO_PROMPT_LOGPROBS };
+enum { SAMPLE_KINDS = PROTO_ABORT };
 
 /* kind is 1 to SAMPLE_KINDS. payload (may be NULL) is used where the kind carries one. */
 void sample_message(proto_kind kind, void *payload, size_t payload_bytes, proto_message *out);

@@ -294,7 +294,7 @@ static bool break_chunk(int n, Baton__Chunk *c) {
     if (n < 3) return break_attempt(n, &c->attempt);
     if (n < 9) return break_text(n - 3, &c->text);
     switch (n - 9) {
-        CASE(0, c->finish = (Baton__Finish)4);
+        CASE(0, c->finish = (Baton__Finish)5);
         CASE(1, c->finish = (Baton__Finish)-1);
         CASE(2, c->status = 5);
         CASE(3, c->status = BT_OK);
@@ -303,6 +303,7 @@ static bool break_chunk(int n, Baton__Chunk *c) {
         CASE(6, c->offset = UINT64_MAX - 3);
         CASE(7, c->sample = PROTO_SAMPLES_MAX);
         CASE(8, c->status = BT_ERR_REQUEST_CAPTURE); /* with a cap_needed */
+        CASE(9, c->finish = BATON__FINISH__FINISH_ABORT);
     }
     return false;
 }
@@ -338,6 +339,9 @@ static bool break_message(proto_kind kind, int n, Baton__Frame *f) {
     case PROTO_CANCEL:
         if (n == 3) f->cancel->sample = PROTO_SAMPLES_MAX;
         return n == 3 || break_attempt(n, &f->cancel->attempt);
+    case PROTO_ABORT:
+        if (n == 3) f->abort->sample = PROTO_SAMPLES_MAX;
+        return n == 3 || break_attempt(n, &f->abort->attempt);
     case PROTO_CHUNK: return break_chunk(n, f->chunk);
     case PROTO_CREDIT:
         if (n == 3) f->credit->bytes = 0;

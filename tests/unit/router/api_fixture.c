@@ -352,6 +352,17 @@ void api_fixture_sample_fail(api_fixture *f, uint32_t sample, bt_status status, 
     end_sample(f, sample, &e);
 }
 
+static dispatch_end abort_of(const char *text) {
+    dispatch_end e = {.http_status = 200, .finish = PROTO_FINISH_ABORT};
+    snprintf(e.text, sizeof(e.text), "%s", text);
+    return e;
+}
+
+void api_fixture_sample_abort(api_fixture *f, uint32_t sample, const char *text) {
+    const dispatch_end e = abort_of(text);
+    end_sample(f, sample, &e);
+}
+
 /* As the dispatch does: every sample that has not ended, then the request. */
 static void end_item(api_fixture *f, uint32_t item, const dispatch_end *end) {
     const uint32_t first = f->call.items[item].first_sample;
@@ -374,6 +385,11 @@ void api_fixture_item_length(api_fixture *f, uint32_t item) {
 
 void api_fixture_length(api_fixture *f) {
     end(f, &LENGTH);
+}
+
+void api_fixture_end_aborted(api_fixture *f, const char *text) {
+    const dispatch_end e = abort_of(text);
+    end(f, &e);
 }
 
 void api_fixture_stop(api_fixture *f, int32_t matched) {

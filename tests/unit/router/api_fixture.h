@@ -91,10 +91,13 @@ void api_fixture_sample_length(api_fixture *f, uint32_t sample);
 void api_fixture_sample_stop(api_fixture *f, uint32_t sample, int32_t matched);
 void api_fixture_sample_fail(api_fixture *f, uint32_t sample, bt_status status, int http_status,
                              const char *text);
+/* It was aborted with the rows given. */
+void api_fixture_sample_abort(api_fixture *f, uint32_t sample, const char *text);
 /* The end of all samples that have none yet, and then of the item; of all items. */
 void api_fixture_item_length(api_fixture *f, uint32_t item);
 void api_fixture_length(api_fixture *f);
 void api_fixture_stop(api_fixture *f, int32_t matched);
+void api_fixture_end_aborted(api_fixture *f, const char *text);
 void api_fixture_fail(api_fixture *f, bt_status status, int http_status, const char *text);
 /* Ends it as its owner would, whatever it is. */
 void api_fixture_abort(api_fixture *f);

@@ -168,13 +168,14 @@ static void pump_sample(scripted_workers *w, script_attempt *a, uint32_t index) 
     bool breaks = a->generation.seed == SCRIPT_BREAKS;
     bool is_wide = a->generation.seed == SCRIPT_OVERFLOWS_ONE && index == 1;
     const bool stumbles = a->stumbles && index == 0;
-    uint32_t total = is_wide ? 0 : breaks || stumbles ? 2 : a->generation.max_new_tokens;
+    const bool holds = a->generation.seed == SCRIPT_HOLDS;
+    uint32_t total = is_wide ? 0 : breaks || stumbles || holds ? 2 : a->generation.max_new_tokens;
     if (total > a->generation.max_new_tokens) total = a->generation.max_new_tokens;
     while (s->is_open) {
         uint8_t *payload = bt_malloc(PAYLOAD_MAX);
         assert_non_null(payload);
         size_t bytes = fill(a, index, total, payload);
-        bool is_last = s->rows == total;
+        bool is_last = s->rows == total && !holds;
         if (bytes == 0) {
             bt_free(payload);
             payload = NULL;
@@ -310,6 +311,31 @@ static void on_cancel(scripted_workers *w, const proto_cancel *cancel) {
     close_sample(w, a, cancel->sample);
 }
 
+/* What is held goes out, and the end. */
+static void abort_sample(scripted_workers *w, script_attempt *a, uint32_t index) {
+    script_sample *s = &a->samples[index];
+    uint8_t *payload = NULL;
+    size_t bytes = 0;
+    if (!s->is_open) return;
+    if (a->generation.seed == SCRIPT_HOLDS && s->rows > 0) {
+        payload = bt_malloc(PAYLOAD_MAX);
+        assert_non_null(payload);
+        bytes = fill(a, index, s->rows + SCRIPT_HELD, payload);
+    }
+    pthread_mutex_lock(&w->mutex);
+    w->counts.aborted_samples++;
+    pthread_mutex_unlock(&w->mutex);
+    send_chunk(w, a, index, payload, bytes, PROTO_FINISH_ABORT, BT_OK);
+}
+
+static void on_abort(scripted_workers *w, const proto_cancel *abort) {
+    script_attempt *a = find(w, abort->attempt);
+    if (a == NULL) return;
+    for (uint32_t i = 0; i < a->generation.samples; i++) {
+        if (abort->sample == PROTO_ALL_SAMPLES || abort->sample == i) abort_sample(w, a, i);
+    }
+}
+
 static void on_credit(scripted_workers *w, const proto_credit *credit) {
     script_attempt *a = find(w, credit->attempt);
     if (a == NULL) return;
@@ -394,6 +420,7 @@ static void on_message(void *context, proto_link *link, const proto_message *mes
     case PROTO_RUN: on_run(w, &message->run, message->payload_bytes); break;
     case PROTO_PROMPT: on_prompt(w, &message->prompt, message->payload_bytes); break;
     case PROTO_CANCEL: on_cancel(w, &message->cancel); break;
+    case PROTO_ABORT: on_abort(w, &message->abort); break;
     case PROTO_CREDIT: on_credit(w, &message->credit); break;
     case PROTO_HELLO:
     case PROTO_READY:

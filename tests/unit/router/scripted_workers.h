@@ -12,7 +12,10 @@
  *   SCRIPT_STUMBLES + k   as any other seed in every second attempt of each k; in the first, third,
  *                         ... sample 0 has two rows (or all, if they are fewer), and then decode
  *                         fails; k < SCRIPT_STUMBLES_MAX
- *   SCRIPT_WIDE           as any other seed, but a support of top_k ids, up to SCRIPT_WIDEST */
+ *   SCRIPT_WIDE           as any other seed, but a support of top_k ids, up to SCRIPT_WIDEST
+ *   SCRIPT_HOLDS          two rows, and when it is aborted SCRIPT_HELD more
+ *
+ * An abort ends a sample with the rows it has. */
 #ifndef BT_TESTS_UNIT_ROUTER_SCRIPTED_WORKERS_H
 #define BT_TESTS_UNIT_ROUTER_SCRIPTED_WORKERS_H
 
@@ -26,6 +29,8 @@ enum {
     SCRIPT_WIDE = 1004,
     SCRIPT_STUMBLES = 1100,
     SCRIPT_STUMBLES_MAX = 100,
+    SCRIPT_HOLDS = 1005,
+    SCRIPT_HELD = 3,
     SCRIPT_WIDEST = 4096,
     SCRIPT_VOCAB = 400,
     SCRIPT_CONTEXT = 1 << 20,
@@ -39,7 +44,8 @@ typedef struct scripted_counts {
     uint64_t open;              /* neither finished nor cancelled */
     uint64_t row_bytes;         /* sent */
     uint64_t cancelled_samples; /* one by one */
-    uint64_t credits;           /* CREDIT frames */
+    uint64_t aborted_samples;
+    uint64_t credits; /* CREDIT frames */
 } scripted_counts;
 
 /* Connects to the router at 127.0.0.1:port. Returns owned; ends the test when it cannot. vocab_size

@@ -342,6 +342,149 @@ static void one_sample_may_be_cancelled(void **state) {
     finish(&s, 1);
 }
 
+static void ask_abort(const char *rid, bool is_prefix, bool is_all) {
+    api_abort abort = {.is_prefix = is_prefix, .is_all = is_all};
+    snprintf(abort.rid, sizeof(abort.rid), "%s", rid);
+    assert_true(control_abort(f.control, 0, &abort));
+}
+
+/* A request that holds rows until it is aborted; it came when `mark` was the abort_mark. */
+static seen *hold(const char *rid, uint32_t samples, uint64_t mark) {
+    seen *s = begin(rid, 40, 100, samples);
+    s->flow.request.generation.seed = SCRIPT_HOLDS;
+    s->flow.abort_mark = mark;
+    control_submit(f.control, &s->flow);
+    return s;
+}
+
+static void take_rows_of(const seen *s, uint32_t samples) {
+    for (uint32_t i = 0; i < samples; i++) {
+        while (s->rows[i] < 2) {
+            (void)take_one();
+        }
+    }
+}
+
+static void expect_abort(const seen *s, uint32_t samples, const char *text) {
+    for (uint32_t i = 0; i < samples; i++) {
+        assert_int_equal(s->samples[i].end.status, BT_OK);
+        assert_int_equal(s->samples[i].end.finish, PROTO_FINISH_ABORT);
+        assert_string_equal(s->samples[i].end.text, text);
+        assert_int_equal(s->samples[i].end.rows_total, s->rows[i]);
+    }
+}
+
+static void aborts_bring_what_decode_holds(void **state) {
+    (void)state;
+    seen *all[3];
+    all[0] = hold("x_1", 1, 0);
+    all[1] = hold("x", 3, 0);
+    all[2] = hold("y", 1, 0);
+    for (int i = 0; i < 3; i++) {
+        take_rows_of(all[i], i == 1 ? 3 : 1);
+    }
+    ask_abort("x_1", false, false); /* both a request's and a sample's name */
+    take_all(all[0]);
+    expect_abort(all[0], 1, "Aborted");
+    assert_int_equal(all[0]->rows[0], 2 + SCRIPT_HELD);
+    while (!all[1]->has_sample_ended[1]) {
+        (void)take_one();
+    }
+    assert_false(all[1]->has_sample_ended[0] || all[1]->has_sample_ended[2]);
+    ask_abort("", true, false);
+    ask_abort("x_", false, false);
+    ask_abort("z", true, false);
+    ask_abort("x", false, false);
+    take_all(all[1]);
+    expect_abort(all[1], 3, "Aborted");
+    assert_false(all[2]->has_ended);
+    ask_abort("", false, true);
+    take_all(all[2]);
+    expect_abort(all[2], 1, "Aborted");
+    assert_int_equal(scripted_workers_counts(f.workers).aborted_samples, 5);
+    for (int i = 0; i < 3; i++) {
+        release(all[i]);
+    }
+    finish(all, 3);
+}
+
+/* By the name of a list, and by prefixes, more than one request. */
+static void lists_are_aborted_by_their_name(void **state) {
+    (void)state;
+    seen *all[4];
+    static const char *const RIDS[] = {"L_0", "L_1", "L", "La"};
+    for (int i = 0; i < 4; i++) {
+        all[i] = begin(RIDS[i], 40, 100, 1);
+        all[i]->flow.request.generation.seed = SCRIPT_HOLDS;
+        all[i]->flow.list_rid_bytes = i < 2 ? 1 : 0;
+        control_submit(f.control, &all[i]->flow);
+    }
+    ask_abort("L", false, false);
+    for (int i = 0; i < 3; i++) {
+        take_all(all[i]);
+        assert_int_equal(all[i]->flow.end.finish, PROTO_FINISH_ABORT);
+    }
+    assert_false(all[3]->has_ended);
+    ask_abort("L", true, false);
+    take_all(all[3]);
+    assert_int_equal(all[3]->flow.end.finish, PROTO_FINISH_ABORT);
+    for (int i = 0; i < 4; i++) {
+        release(all[i]);
+    }
+    finish(all, 4);
+}
+
+/* What came before an abort is hit, also when it is submitted later; what came behind it is not,
+ * also when it is submitted earlier. */
+static void aborts_hit_what_came_before_them(void **state) {
+    (void)state;
+    seen *all[4];
+    const uint64_t before = control_abort_mark(f.control);
+    all[0] = hold("a", 1, before + 1); /* behind the next abort */
+    ask_abort("a", false, false);
+    assert_int_equal(control_abort_mark(f.control), before + 1);
+    all[1] = hold("b", 1, before + 1);
+    all[2] = hold("other", 1, before);
+    all[3] = begin("c", 40, 100, 2); /* was being read meanwhile */
+    all[3]->flow.abort_mark = before + 1;
+    ask_abort("c_1", false, false);
+    ask_abort("c_0", false, false);
+    control_submit(f.control, &all[3]->flow);
+    take_all(all[3]);
+    expect_abort(all[3], 2, "Abort in waiting queue");
+    take_rows_of(all[0], 1);
+    take_rows_of(all[1], 1);
+    take_rows_of(all[2], 1);
+    assert_false(all[0]->has_ended || all[1]->has_ended || all[2]->has_ended);
+    ask_abort("", false, true);
+    for (int i = 0; i < 3; i++) {
+        take_all(all[i]);
+        expect_abort(all[i], 1, "Aborted");
+    }
+    for (int i = 0; i < 4; i++) {
+        release(all[i]);
+    }
+    finish(all, 4);
+}
+
+/* Those that wait are bounded, and nothing is left of any of them. */
+static void many_aborts(void **state) {
+    (void)state;
+    const api_abort abort = {.rid = "nobody"};
+    uint32_t refused = 0;
+    for (int i = 0; i < 5000; i++) {
+        refused += !control_abort(f.control, 0, &abort);
+    }
+    assert_true(refused < 5000);
+    seen *s = begin("nobody", 40, 5, 1);
+    s->flow.abort_mark = control_abort_mark(f.control);
+    control_submit(f.control, &s->flow);
+    take_all(s);
+    assert_int_equal(s->rows[0], 5);
+    release(s);
+    finish(&s, 1);
+}
+
 static void prompt_logprobs_come_alone_and_with_rows(void **state) {
     (void)state;
     seen *all[2];
@@ -494,6 +637,10 @@ int main(void) {
         TEST(a_restart_is_told_in_order),
         TEST(credit_goes_to_its_sample),
         TEST(one_sample_may_be_cancelled),
+        TEST(aborts_bring_what_decode_holds),
+        TEST(lists_are_aborted_by_their_name),
+        TEST(aborts_hit_what_came_before_them),
+        TEST(many_aborts),
         TEST(prompt_logprobs_come_alone_and_with_rows),
         TEST(what_is_refused_ends_every_sample),
         cmocka_unit_test_setup_teardown(without_room_every_sample_ends_for_that_reason,

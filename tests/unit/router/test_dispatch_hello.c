@@ -120,7 +120,7 @@ static void refusals_name_field_values_and_hosts(void **state) {
         void (*change)(proto_hello *hello);
         const char *text;
     } cases[] = {
-        {other_major, "protocol version differs: 2.5 on decode worker at hostA (pid 22), 1.1 on "
+        {other_major, "protocol version differs: 2.5 on decode worker at hostA (pid 22), 1.2 on "
                       "router hostB"},
         {two_tp, "tp_count 2 of decode worker at hostA (pid 22) is not supported yet: only 1 is"},
         {four_pp, "pp_count 4 of decode worker at hostA (pid 22) is not supported yet: only 1 is"},
@@ -426,7 +426,7 @@ static void kinds_belong_to_lanes_and_roles(void **state) {
         {PROTO_CANCEL, false, false, false},     {PROTO_CREDIT, false, false, false},
         {PROTO_PEER_GONE, false, false, false},  {PROTO_PREFILL_DONE, true, false, false},
         {PROTO_RESERVATION, false, true, false}, {PROTO_CAPACITY, false, true, false},
-        {PROTO_CHUNK, false, false, true},
+        {PROTO_CHUNK, false, false, true},       {PROTO_ABORT, false, false, false},
     };
     const proto_attempt old = {.router_incarnation = 5, .counter = 5};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -284,6 +284,38 @@ static void test_cancels(void **state) {
     fixture_wait_for(fixture_has_open, f, 0);
 }
 
+/* Over HTTP: what decode held comes with the answer; answers to aborts are empty. */
+static void test_aborts(void **state) {
+    static const char FINISH[] = "\"finish_reason\":{\"type\":\"abort\",\"message\":\"Aborted\","
+                                 "\"status_code\":null,\"err_type\":null}";
+    router_fixture *f = *state;
+    fixture_join_workers(f);
+    for (int is_stream = 0; is_stream < 2; is_stream++) {
+        int fd = client_dial(f);
+        client_put_post(fd, "/generate",
+                        is_stream ? "{\"rid\":\"r\",\"text\":\"a\",\"stream\":true,"
+                                    "\"sampling_params\":{\"sampling_seed\":1005}}"
+                                  : "{\"rid\":\"r\",\"text\":[\"a\",\"b\"],"
+                                    "\"sampling_params\":{\"sampling_seed\":1005}}");
+        fixture_wait_for(fixture_has_open, f, is_stream ? 1 : 2);
+        if (is_stream) free(client_take(fd, "data: "));
+        answer_expect(client_post(f, "/abort_request", "{\"rid\":\"\"}"), "HTTP/1.1 200 ",
+                      "Content-Length: 0\r\n");
+        fixture_wait_for(fixture_has_open, f, is_stream ? 1 : 2);
+        answer_expect(client_post(f, "/abort_request", "{\"rid\":\"r\"}"), "HTTP/1.1 200 ",
+                      "Content-Length: 0\r\n");
+        char *answer = client_take(fd, is_stream ? "[DONE]" : "response_sent");
+        if (is_stream) assert_non_null(strstr(answer, "\"text\":\"abcde\""));
+        answer_has(answer, FINISH);
+        free(answer);
+        close(fd);
+        fixture_wait_for(fixture_has_open, f, 0);
+    }
+    answer_expect(client_post(f, "/abort_request", "{\"rid\":1}"), "HTTP/1.1 400 ",
+                  "rid must be a string, got a number.");
+    answer_expect(client_get(f, "/abort_request"), "HTTP/1.1 405 ", "Allow: POST");
+}
+
 /* A client that does not read gets no more credit; another one is not held up by it. */
 static void test_a_reader_that_stops(void **state) {
     router_fixture *f = *state;
@@ -401,6 +433,7 @@ int main(void) {
         CASE(test_keep_alive_and_large_bodies),
         CASE(test_many_clients),
         CASE(test_cancels),
+        CASE(test_aborts),
         CASE(test_a_reader_that_stops),
         CASE(test_request_ids_are_unique_while_they_live),
         CASE(test_the_queue_is_bounded),

@@ -589,6 +589,13 @@ static void test_overflow_of_some(void **state) {
         api_fixture_length(f);
         assert_string_equal(api_fixture_body(f),
                             "{\"error\":{\"message\":\"" OVERFLOW " Required: 79.\"}}");
+        /* What is not the client's fault comes before what is. */
+        assert_true(api_fixture_ask(f, API_GENERATE, BODIES[i]));
+        overflow(f, 0, 77);
+        api_fixture_sample_fail(f, 1, BT_ERR_PEER_GONE, 503, "decode is gone");
+        overflow(f, 2, 79);
+        api_fixture_length(f);
+        assert_int_equal(f->status, 503);
     }
     /* Only one of the items asked for what there is. */
     assert_true(api_fixture_ask(f, API_GENERATE,

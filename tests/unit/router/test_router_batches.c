@@ -125,6 +125,46 @@ static void test_batches_beside_others(void **state) {
                   "HTTP/1.1 200 ", "\"id\":\"b_1\"");
 }
 
+/* Clients leave while their bodies wait behind large ones to be read: nothing is left of them, and
+ * nobody answers. */
+static void test_clients_that_leave_before_they_are_read(void **state) {
+    enum { LEAVING = 20, TEXT_BYTES = 1 << 19 };
+    router_fixture *f = *state;
+    char *small = batch_of(1, ",\"sampling_params\":{\"max_new_tokens\":1}");
+    bt_text body;
+    fixture_join_workers(f);
+    bt_text_init(&body, 2 * TEXT_BYTES);
+    bt_text_add_string(&body,
+                       "{\"return_logprob\":true,\"logprob_start_len\":99999999,\"text\":\"");
+    while (body.used < TEXT_BYTES) {
+        bt_text_add_string(&body, "one two ");
+    }
+    bt_text_add_string(&body, "\"}"); /* refused when it is tokenized */
+    for (int round = 0; round < 2; round++) {
+        int busy[2 * THREADS];
+        for (int i = 0; i < 2 * THREADS; i++) {
+            busy[i] = client_dial(f);
+            client_put_post(busy[i], "/generate", body.bytes);
+        }
+        for (int i = 0; i < LEAVING; i++) {
+            const int fd = client_dial(f);
+            client_put_post(fd, "/generate", small);
+            close(fd);
+        }
+        for (int i = 0; i < 2 * THREADS; i++) {
+            char *answer = client_take(busy[i], NULL);
+            answer_has(answer, "HTTP/1.1 400 ");
+            free(answer);
+            close(busy[i]);
+        }
+    }
+    bt_text_fini(&body);
+    free(small);
+    answer_expect(post_batch(f, 2, ",\"sampling_params\":{\"max_new_tokens\":1}"), "HTTP/1.1 200 ",
+                  "\"length\":1");
+    fixture_wait_for(fixture_has_open, f, 0);
+}
+
 /* What was read of a body is charged as the body was, and given back at its end. */
 static void test_what_was_read_takes_memory(void **state) {
     router_fixture *f = *state;
@@ -156,6 +196,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         CASE(test_many_batches),
         CASE(test_batches_beside_others),
+        CASE(test_clients_that_leave_before_they_are_read),
         cmocka_unit_test_setup_teardown(test_what_was_read_takes_memory,
                                         fixture_set_up_with_little_memory, fixture_tear_down),
     };

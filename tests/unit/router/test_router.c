@@ -397,7 +397,14 @@ static void test_stopping_with_open_requests(void **state) {
     client_put_post(batch, "/generate",
                     "{\"text\":[\"a\",\"b\"],\"stream\":true,\"sampling_params\":["
                     "{\"max_new_tokens\":1000000},{\"sampling_seed\":1000}]}");
-    fixture_wait_for(fixture_has_open, f, 5);
+    /* One of its samples has ended by then. */
+    int some = client_dial(f);
+    client_put_post(
+        some, "/generate",
+        "{\"text\":\"a\",\"stream\":true,\"sampling_params\":{\"n\":2,\"max_new_tokens\":"
+        "1000000,\"sampling_seed\":1003}}");
+    fixture_wait_for(fixture_has_open, f, 6);
+    free(client_take(some, "\"type\":\"abort\""));
     free(client_take(streaming, "data: "));
     free(client_take(batch, "data: "));
     fixture_tear_down(state);
@@ -407,6 +414,7 @@ static void test_stopping_with_open_requests(void **state) {
     close(hanging);
     close(batch);
     close(streaming);
+    close(some);
     fixture_set_up(state);
 }
 

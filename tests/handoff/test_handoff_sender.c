@@ -142,6 +142,9 @@ static void the_sender_checks_its_user(void **state) {
         assert_int_equal(handoff_sender_pages(sender, a->id, wrong[i].first, wrong[i].count,
                                               a->pages, wrong[i].is_last),
                          BT_ERR_CALLER_ARGUMENT);
+    storage.row.sample_index = 1; /* of an attempt of one */
+    assert_int_equal(handoff_sender_row(sender, a->id, &storage.row), BT_ERR_CALLER_ARGUMENT);
+    storage.row.sample_index = 0;
     storage.row.status = 1;
     assert_int_equal(handoff_sender_row(sender, a->id, &storage.row), BT_ERR_CALLER_ARGUMENT);
     storage.row.status = 0;
@@ -217,7 +220,9 @@ static void a_stuck_chunk_costs_the_endpoint(void **state) {
     assert_int_equal(end_find(d->decode, NUMBER)->quiet, 0);
     d->now_us += HANDOFF_CHUNK_GRACE_US - 1;
     handoff_receiver_tick(d->decode->receiver);
+    handoff_sender_tick(d->prefill->sender);
     assert_int_equal(end_find_peer(d->decode, d->prefill_peer)->stuck, 0);
+    assert_int_equal(end_find_peer(d->prefill, d->decode_peer)->stuck, 0);
     d->now_us += 1;
     handoff_receiver_tick(d->decode->receiver);
     handoff_receiver_tick(d->decode->receiver);

@@ -540,10 +540,12 @@ static void credit_beyond_all_numbers_is_unlimited(void **state) {
     world *w = world_create(&(world_options){.support_max = 64, .cap = 64});
     world_register(w);
     const proto_generation g = world_generation(20, SAMPLER_MASK_SUPPORT);
+    w->decode.is_stream_blocked = true;
     const proto_attempt a = world_start(w, 20, &g, 500);
     world_settle(w);
     world_credit(w, a, UINT64_MAX - 2);
     world_credit(w, a, 20);
+    w->decode.is_stream_blocked = false;
     world_settle(w);
     world_read(w, a, &stream);
     world_expect_rows(w, &stream, 20, &g, 20);

@@ -439,6 +439,26 @@ static void a_send_that_is_not_acked_ends_by_its_deadline(void **state) {
     world_destroy(w);
 }
 
+/* Only a handoff needs that memory stays as it is when an attempt ends. */
+static void pages_without_a_handoff_are_not_quarantined(void **state) {
+    (void)state;
+    world *w = world_create(NULL);
+    world_register(w);
+    const proto_generation none = world_generation(0, SAMPLER_MASK_OFF);
+    w->prefill.is_compute_held = true;
+    const proto_attempt a = world_new_attempt(w);
+    world_run(w, a, &(proto_reservation){0}, 50, &none, 50);
+    world_settle(w);
+    world_cancel(w, &w->prefill, a);
+    world_settle(w);
+    assert_int_equal(world_prefill_view(w).attempts, 1); /* the step has its pages */
+    assert_int_equal(world_prefill_view(w).pages_quarantined, 0);
+    w->prefill.is_compute_held = false;
+    world_settle(w);
+    world_expect_empty(w);
+    world_destroy(w);
+}
+
 /* ---- peers and router ------------------------------------------------------------------------ */
 
 static void a_decode_that_is_gone_fails_what_goes_to_it(void **state) {
@@ -607,6 +627,7 @@ int main(void) {
         cmocka_unit_test(cancel_between_chunks_and_while_sending),
         cmocka_unit_test(deadlines_in_every_state),
         cmocka_unit_test(a_send_that_is_not_acked_ends_by_its_deadline),
+        cmocka_unit_test(pages_without_a_handoff_are_not_quarantined),
         cmocka_unit_test(a_decode_that_is_gone_fails_what_goes_to_it),
         cmocka_unit_test(a_router_that_is_gone_ends_everything_and_may_come_back),
         cmocka_unit_test(a_failed_step_breaks_the_worker_honestly),

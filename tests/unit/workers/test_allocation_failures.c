@@ -85,6 +85,37 @@ static void in_a_prompts_arrival(void **state) {
     assert_true(refused > 0);
 }
 
+/* Arrays of a step that could not grow for a request are there for a smaller one behind it. */
+static void where_arrays_of_rows_grow(void **state) {
+    (void)state;
+    bool is_hit = true;
+    uint32_t refused = 0;
+    for (uint32_t nth = 1; is_hit && nth < FAULTS_MAX; nth++) {
+        world *w = world_create(NULL);
+        world_register(w);
+        const proto_generation one = world_generation(1, SAMPLER_MASK_SUPPORT);
+        proto_generation many = one;
+        many.samples = 4;
+        expect_next_is_served(w, &one);
+        const proto_attempt a = world_new_attempt(w);
+        const proto_reservation slot = world_reserve(w, a, PROMPT, &many, UINT64_MAX);
+        assert_int_equal(slot.status, BT_OK);
+        arm(nth);
+        world_run(w, a, &slot, PROMPT, &many, PROMPT);
+        is_hit = disarm(nth);
+        world_settle(w);
+        proto_message done;
+        while (world_take(&w->prefill, PROTO_PREFILL_DONE, &done))
+            refused += done.prefill_done.status != BT_OK;
+        world_cancel(w, &w->prefill, a);
+        world_cancel(w, &w->decode, a);
+        expect_next_is_served(w, &one);
+        world_destroy(w);
+    }
+    assert_false(is_hit); /* every one had its turn */
+    assert_true(refused > 1);
+}
+
 static void in_steps_and_streams(void **state) {
     (void)state;
     bool is_hit = true;
@@ -124,6 +155,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(in_a_reservation),
         cmocka_unit_test(in_a_prompts_arrival),
+        cmocka_unit_test(where_arrays_of_rows_grow),
         cmocka_unit_test(in_steps_and_streams),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -99,8 +99,7 @@ static void violate(dispatch *d, request *r, const worker *from, const request_s
 static const char *check_chunk(const request *r, const request_sample *s, const proto_chunk *chunk,
                                size_t bytes) {
     /* An error may overtake the reservation that it ends: they travel on two connections. */
-    const bool is_early = r->state == REQUEST_RESERVING;
-    if (is_early && (bytes > 0 || chunk->finish != PROTO_FINISH_ERROR)) return "a chunk before RUN";
+    if (r->state == REQUEST_RESERVING && bytes > 0) return "a chunk before RUN";
     if (chunk->offset != s->received_bytes) return "a gap in the row stream";
     if (chunk->cached_tokens >= r->prompt_tokens) return "more cached tokens than its prompt has";
     if (bytes > s->granted_bytes - s->received_bytes) return "more bytes than it had credit for";

@@ -292,6 +292,46 @@ static void a_chunk_of_a_stranger_closes_the_stranger(void **state) {
 
 /* ---- credit ---------------------------------------------------------------------------------- */
 
+/* A row must have the log-probabilities that were asked for, and a token of the part of the
+ * vocabulary that may be drawn. */
+static void a_row_that_does_not_answer_is_refused(void **state) {
+    (void)state;
+    static const float asked[2] = {-1.0f, -2.0f};
+    static const row_top top[2] = {{.id = 1, .logprob = -1.0f}, {.id = 2, .logprob = -2.0f}};
+    static const struct {
+        uint32_t top, ids;
+        int32_t token;
+        bool is_good;
+    } cases[] = {{1, 1, 499, true}, {2, 1, 5, false}, {1, 2, 5, false},
+                 {0, 1, 5, false},  {1, 0, 5, false}, {1, 1, 500, false}};
+    for (size_t i = 0; i < BT_ARRAY_COUNT(cases); i++) {
+        int32_t words[41] = {0};
+        dispatch_request request;
+        bt_error error;
+        (void)tear_down(NULL);
+        (void)set_up(NULL);
+        fake_request(1, 40, 8, &request);
+        request.words = words;
+        request.generation.wants_logprob = 1;
+        request.generation.top_logprobs = request.generation.logprob_id_count = 1;
+        request.generation.vocab_limit = 500;
+        assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
+        const proto_attempt attempt = fake_run(n, &prefill, &decode);
+        const token_row row = {.token = cases[i].token,
+                               .has_logprob = 1,
+                               .token_logprob = -1.0f,
+                               .top_count = cases[i].top,
+                               .top = top,
+                               .id_logprob_count = cases[i].ids,
+                               .id_logprobs = asked};
+        row_record_encode(&row, rows);
+        fake_chunk(n, &decode, attempt, 0, rows, row_record_bytes(token_row_widths(&row)),
+                   PROTO_FINISH_NONE, 0);
+        assert_int_equal(n->rows_count, cases[i].is_good ? 1 : 0);
+        if (!cases[i].is_good) expect_violation(1, "a row it must not send");
+    }
+}
+
 /* A row has as many entries as the cap allows, or as there are ids. */
 static void expect_window(uint32_t cap, uint32_t entries) {
     uint64_t window;
@@ -310,7 +350,7 @@ static void expect_window(uint32_t cap, uint32_t entries) {
     assert_int_equal(dispatch_submit(n->d, &request, n->now_us, &error), BT_OK);
     window = fake_expect(n, decode.control, PROTO_RESERVE).reserve.credit_bytes;
     const uint64_t least = row_record_bytes_max(entries) + PROTO_FRAME_PAYLOAD_MAX;
-    assert_in_range(window, least, least + PROTO_FRAME_PAYLOAD_MAX / 4);
+    assert_int_equal(window, least + PROTO_FRAME_PAYLOAD_MAX / 4); /* and a step of credit */
     /* Without a mask the cap is nothing. */
     (void)begin(2, true, 8, &window);
     assert_int_equal(window, row_record_bytes_max(0) + PROTO_FRAME_PAYLOAD_MAX / 4 * 5);
@@ -411,7 +451,14 @@ static void more_than_the_credit_is_refused(void **state) {
     const proto_message credit = fake_expect(n, decode.streams, PROTO_CREDIT);
     assert_int_equal(credit.credit.bytes, sent);
     assert_true(proto_attempt_equal(credit.credit.attempt, attempt));
-    sent = fill(attempt, sent, window + credit.credit.bytes);
+    uint64_t granted = window + credit.credit.bytes;
+    sent = fill(attempt, sent, granted);
+    /* What was told once is not told again. */
+    dispatch_grant(n->d, 1, 0, PROTO_FRAME_PAYLOAD_MAX / 4, n->now_us);
+    const proto_message more = fake_expect(n, decode.streams, PROTO_CREDIT);
+    assert_int_equal(more.credit.bytes, PROTO_FRAME_PAYLOAD_MAX / 4);
+    granted += more.credit.bytes;
+    sent = fill(attempt, sent, granted);
     assert_null(fake_end_of(n, 1, false));
     (void)fake_rows(rows, 0, 1);
     fake_chunk(n, &decode, attempt, sent, rows, row_bytes, PROTO_FINISH_NONE, 0);
@@ -443,6 +490,7 @@ int main(void) {
         TEST(an_error_before_run_brings_no_rows),
         TEST(an_error_may_overtake_its_reservation),
         TEST(a_row_of_another_mode_is_refused),
+        TEST(a_row_that_does_not_answer_is_refused),
         TEST(more_rows_than_asked_for_are_refused),
         TEST(wrong_ends_are_refused),
         TEST(a_stream_may_be_given_up_inside_a_row),

@@ -392,6 +392,38 @@ static void memory_is_bounded(void **state) {
     row_assembler_fini(&assembler);
 }
 
+/* Its block grows when the length is known, and what was there moves along. */
+static void a_wide_record_may_be_cut_in_its_length(void **state) {
+    (void)state;
+    enum { WIDE = 1000 };
+    static uint8_t record[ROW_RECORD_HEADER_BYTES + 8 * WIDE];
+    static int32_t ids[WIDE];
+    static float logprobs[WIDE];
+    const row_expectation wide = {.cap = WIDE, .mask_mode = ROW_MASK_SUPPORT};
+    const token_row row = {.mask_mode = ROW_MASK_SUPPORT,
+                           .support_count = WIDE,
+                           .support_ids = ids,
+                           .support_logprobs = logprobs};
+    row_record_encode(&row, record);
+    for (size_t cut = 1; cut <= 8; cut++) {
+        row_assembler assembler;
+        row_batches batches;
+        row_assembler_init(&assembler, &wide, pool);
+        for (size_t at = 0; at < cut; at++) {
+            const row_bytes byte = {.bytes = record + at, .count = 1};
+            assert_int_equal(row_assembler_push(&assembler, &byte, &batches), BT_OK);
+            assert_int_equal(row_assembler_pending(&assembler), at + 1);
+        }
+        const row_bytes rest = {.bytes = record + cut, .count = sizeof record - cut};
+        assert_int_equal(row_assembler_push(&assembler, &rest, &batches), BT_OK);
+        assert_int_equal(batches.count, 1);
+        assert_int_equal(batches.runs[0].count, sizeof record);
+        assert_memory_equal(batches.runs[0].bytes, record, sizeof record);
+        row_assembler_fini(&assembler);
+        assert_int_equal(bt_block_pool_used_bytes(pool), 0);
+    }
+}
+
 #ifdef BT_FAULT
 /* The stream in payloads of `size` bytes, aligned or not, while the nth allocation fails. What was
  * handed on before is whole, and nothing of what was pending is left. */
@@ -465,6 +497,7 @@ int main(void) {
         cmocka_unit_test(bounded_rows_are_cut_at_the_cap),
         cmocka_unit_test(log_probabilities_are_as_many_as_asked_for),
         cmocka_unit_test(memory_is_bounded),
+        cmocka_unit_test(a_wide_record_may_be_cut_in_its_length),
 #ifdef BT_FAULT
         cmocka_unit_test(every_allocation_may_fail),
 #endif

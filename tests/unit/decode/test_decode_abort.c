@@ -154,6 +154,31 @@ static void a_handoff_that_failed_is_not_aborted(void **state) {
     rig_destroy(r);
 }
 
+/* It was told its end before its memory came to rest. */
+static void an_attempt_in_quarantine_is_not_aborted(void **state) {
+    (void)state;
+    uint32_t quarantined = 0;
+    for (uint32_t steps = 1; steps < 12; steps++) {
+        rig *r = rig_create(NULL);
+        r->is_network_held = true;
+        const proto_generation g = rig_generation(ROWS, 1);
+        rig_attempt *a = rig_add(r, PROMPT, &g);
+        assert_int_equal(rig_reserve(r, a, UINT64_MAX), BT_OK);
+        rig_deliver(r, a, NULL);
+        (void)xfer_loop_run(r->network, steps); /* a page is half there */
+        rig_advance(r, RIG_DEADLINE_MS * 1000ull + RIG_TICK_US);
+        quarantined += rig_view(r).quarantined;
+        assert_int_equal(a->streams[0].finishes, 1);
+        rig_abort(r, a, PROTO_ALL_SAMPLES);
+        assert_int_equal(a->streams[0].finishes, 1);
+        assert_int_equal(a->streams[0].last.finish, PROTO_FINISH_ERROR);
+        r->is_network_held = false;
+        rig_settle(r);
+        rig_destroy(r);
+    }
+    assert_true(quarantined > 0);
+}
+
 /* ---- waiting --------------------------------------------------------------------------------- */
 
 static void without_words(void **state) {
@@ -263,6 +288,7 @@ int main(void) {
         cmocka_unit_test(before_the_handoff_there_are_no_rows),
         cmocka_unit_test(one_of_several_before_the_handoff),
         cmocka_unit_test(a_handoff_that_failed_is_not_aborted),
+        cmocka_unit_test(an_attempt_in_quarantine_is_not_aborted),
         cmocka_unit_test(without_words),
         cmocka_unit_test(while_parked),
         cmocka_unit_test(while_retracted_and_while_recomputing),

@@ -189,6 +189,34 @@ static void a_cancel_wins_over_an_overflow_of_the_same_step(void **state) {
     world_destroy(w);
 }
 
+/* So does an abort, which leaves the rows before it. */
+static void an_abort_wins_over_an_overflow_of_the_same_step(void **state) {
+    (void)state;
+    world *w = world_create(&(world_options){.cap = CAP, .support_max = CAP + 1});
+    world_register(w);
+    const proto_generation g = world_generation(ROWS, SAMPLER_MASK_SUPPORT);
+    uint32_t cap_needed = 0, tokens = 20;
+    while (expect_rows(w, tokens, &g, &cap_needed) != 1)
+        assert_true(++tokens < WORLD_PROMPT_MAX);
+    w->decode.is_compute_held = true;
+    const proto_attempt a = world_start(w, tokens, &g, UINT64_MAX);
+    world_settle(w);
+    assert_int_equal(w->decode.decode->step.batch.sequences, 1);
+    const proto_message abort = {.kind = PROTO_ABORT, .abort = {.attempt = a, .sample = 0}};
+    world_say(w, &w->decode, PROTO_LANE_CONTROL, &abort);
+    w->decode.is_compute_held = false;
+    world_settle(w);
+    assert_int_equal(w->decode.decode->step.rows[0].status, SAMPLER_OVERFLOW);
+    world_read(w, a, &stream);
+    assert_int_equal(stream.row_count, 1);
+    assert_int_equal(stream.last.finish, PROTO_FINISH_ABORT);
+    assert_int_equal(stream.last.status, BT_OK);
+    assert_int_equal(stream.last.cap_needed, 0);
+    assert_int_equal(stream.last.rows_total, 1);
+    world_expect_empty(w);
+    world_destroy(w);
+}
+
 /* A reader that takes nothing of the rows before an overflow hears of its own lateness alone: that
  * the support was too large is not how the request ended. */
 static void an_overflow_that_nobody_reads_is_a_deadline(void **state) {
@@ -505,6 +533,7 @@ int main(void) {
         cmocka_unit_test(a_step_draws_under_the_epoch_of_its_start),
         cmocka_unit_test(an_overflow_leaves_its_neighbours_alone),
         cmocka_unit_test(a_cancel_wins_over_an_overflow_of_the_same_step),
+        cmocka_unit_test(an_abort_wins_over_an_overflow_of_the_same_step),
         cmocka_unit_test(an_overflow_that_nobody_reads_is_a_deadline),
         cmocka_unit_test(a_cancel_wins_over_an_overflow_at_prefill),
         cmocka_unit_test(a_cancel_wins_over_an_overflow_in_a_first_row),

@@ -202,6 +202,39 @@ static void test_held_blocks_are_charged_whole(void **state) {
     bt_block_release(other);
 }
 
+/* Records of one block need not be neighbours, and own blocks do not grow for ever. */
+static void test_gaps_and_small_records(void **state) {
+    (void)state;
+    reply_limits limits = limits_of(1 << 30, 0);
+    reply_spill spill;
+    reply_store store;
+    uint32_t record[4] = {16};
+    const uint8_t *out;
+    size_t bytes;
+    bt_block *block = bt_block_acquire(pool, 1000);
+    assert_non_null(block);
+    reply_spill_init(&spill, &limits);
+    reply_store_init(&store, &spill);
+    for (uint32_t i = 0; i < 8; i++) {
+        record[1] = i;
+        memcpy(block->bytes + 100 * i, record, 16);
+        assert_int_equal(reply_store_append(&store, block->bytes + 100 * i, 16, block), BT_OK);
+    }
+    bt_block_release(block);
+    reply_place place = reply_store_begin(&store);
+    for (uint32_t i = 0; i < 8; i++) {
+        assert_int_equal(reply_store_next(&store, &place, &out, &bytes), BT_OK);
+        assert_int_equal(((const uint32_t *)(const void *)out)[1], i);
+    }
+    reply_store_fini(&store);
+    for (uint32_t i = 0; i < 1 << 16; i++)
+        assert_int_equal(reply_store_append(&store, (const uint8_t *)record, 16, NULL), BT_OK);
+    assert_in_range(budget_used(&limits.memory), 1 << 20, (1 << 20) + 64 * 1024);
+    reply_store_fini(&store);
+    reply_spill_fini(&spill);
+    assert_int_equal(budget_used(&limits.memory), 0);
+}
+
 static void test_limits(void **state) {
     (void)state;
     reply_limits limits = limits_of(1024, 64);
@@ -452,6 +485,7 @@ int main(void) {
         cmocka_unit_test(test_random_readers),
         cmocka_unit_test(test_a_stream_that_keeps_up_needs_little),
         cmocka_unit_test(test_held_blocks_are_charged_whole),
+        cmocka_unit_test(test_gaps_and_small_records),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_all_samples_share_one_file),
         cmocka_unit_test(test_a_stream_leaves_the_file_again),

@@ -576,8 +576,8 @@ void api_call_on_end(api_call *call, uint32_t index, const dispatch_end *end) {
         api_sample *s = &call->samples[item->first_sample + i];
         if (!s->has_ended) end_as_item(call, item, s, end);
     }
-    const bool is_abort = end->status == BT_OK && end->finish == PROTO_FINISH_ABORT;
-    if (!is_abort && !prompt_logprobs_is_complete(&item->prompt)) abort_without_prompt(call, item);
+    /* What was aborted before they were there stays as it ended. */
+    if (!prompt_logprobs_is_complete(&item->prompt)) abort_without_prompt(call, item);
     touch_item(call, item);
     pump(call);
 }

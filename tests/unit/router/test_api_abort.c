@@ -273,6 +273,21 @@ static void test_scores(void **state) {
     }
 }
 
+/* Beside an abort a reply that lacks them is none all the same. */
+static void test_scores_that_were_lost(void **state) {
+    api_fixture *f = *state;
+    assert_true(api_fixture_ask(f, API_GENERATE,
+                                "{\"input_ids\":[7,8,9],\"return_logprob\":true,"
+                                "\"logprob_start_len\":0,\"sampling_params\":{\"n\":2}}"));
+    api_fixture_sample_abort(f, 0, "Aborted");
+    api_fixture_sample_row(f, 1, 97, -0.5f);
+    api_fixture_sample_length(f, 1);
+    api_fixture_end_aborted(f, "Aborted");
+    assert_int_equal(f->status, 200);
+    has(f, FINISH("Aborted"));
+    has(f, "\"message\":\"log-probabilities of the prompt were lost\",\"status_code\":500,");
+}
+
 static void test_echo(void **state) {
     api_fixture *f = *state;
     assert_true(
@@ -327,6 +342,7 @@ int main(void) {
         CASE(test_samples),
         CASE(test_beside_a_failure),
         CASE(test_scores),
+        CASE(test_scores_that_were_lost),
         CASE(test_echo),
         CASE(test_openai),
     };

@@ -97,7 +97,8 @@ def write_table(page, results, threads, reply):
 
 
 def check_goals(page, results):
-    rows = list(results)
+    """Says which rows have no goal, because the relay cannot do it either."""
+    rows, left_out = list(results), []
     for row in rows:
         if row.mode == "off":
             continue
@@ -111,6 +112,9 @@ def check_goals(page, results):
             page.goal(f"{name}, of the relay", share(speed, relay), GOALS["relay"])
         elif row.format != "json" and off and relay >= GOALS["packed"] * off:
             page.goal(f"{name}, of masks off", share(speed, off), GOALS["packed"], shown="{:.3f}")
+        elif row.format != "json" and off:
+            left_out.append(f"- {name}: {percent(share(speed, relay))} of the relay, which has {percent(share(relay, off))} of masks off")
+    return left_out
 
 
 def cores_of(results, row):
@@ -168,10 +172,12 @@ def make_page(results, options):
     for threads in options.threads:
         for reply in options.replies:
             write_table(page, results, threads, reply)
-    check_goals(page, results)
+    left_out = check_goals(page, results)
     write_scaling(page, results)
     page.lines += ["## Goals", ""]
     count = page.met + len(page.missed)
     page.lines.append(f"{page.met} of {count} goals were reached in this run. Not reached:" if page.missed else f"All {count} goals were reached in this run.")
     page.lines += ["", *page.missed] if page.missed else []
+    if left_out:
+        page.lines += ["", "The relay is too slow for a goal here:", "", *left_out]
     return "\n".join(page.lines).rstrip() + "\n"

@@ -6,6 +6,7 @@
  * must give the same bits is ref/sampler_ref.c. */
 #include "kernels/sampler.h"
 
+#include <string.h>
 #include <time.h>
 
 #include "base/assert.h"
@@ -31,6 +32,7 @@ bt_status sampler_workspace_create_isa(uint32_t vocab_size, const char *isa,
     if (vocab_size == 0 || vocab_size > SAMPLER_VOCAB_MAX) return BT_ERR_CALLER_LIMIT;
     const sampler_loops *loops = sampler_loops_find(isa);
     if (loops == NULL) return BT_ERR_CALLER_UNSUPPORTED;
+    BT_ASSERT(isa == NULL || strcmp(isa, loops->isa) == 0);
     sampler_workspace *workspace = bt_calloc(1, sizeof *workspace);
     if (workspace == NULL) return BT_ERR_WORKER_MEMORY;
     const size_t chunks = ((size_t)vocab_size + SAMPLER_CHUNK - 1) / SAMPLER_CHUNK;

@@ -486,6 +486,27 @@ static void bad_parameters_are_refused(void **state) {
     float logits[100] = {0};
     sampler_row row = {0};
     assert_false(sampler_row_is_valid(&good, &row));
+    /* Each array that is asked for must be there, and only those. */
+    sampler_top top;
+    int32_t ids;
+    float number;
+    const sampler_row whole = {
+        .support_ids = &ids, .support_logprobs = &number, .top = &top, .id_logprobs = &number};
+    assert_true(sampler_row_is_valid(&good, &whole));
+    for (int i = 0; i < 4; i++) {
+        sampler_row less = whole;
+        sampler_params fewer = good;
+        if (i == 0) less.support_ids = NULL;
+        if (i == 1) less.support_logprobs = NULL;
+        if (i == 2) less.top = NULL;
+        if (i == 3) less.id_logprobs = NULL;
+        assert_false(sampler_row_is_valid(&good, &less));
+        if (i == 0) fewer.mask_mode = SAMPLER_MASK_OFF;
+        if (i == 1) fewer.mask_mode = SAMPLER_MASK_SELECTED;
+        if (i == 2) fewer.top_logprobs = 0;
+        if (i == 3) fewer.logprob_id_count = 0;
+        assert_true(sampler_row_is_valid(&fewer, &less));
+    }
     assert_int_equal(sampler_draw_ref(&good, logits, 100, 0, &row), BT_ERR_CALLER_ARGUMENT);
     assert_int_equal(sampler_draw_ref(&good, logits, 99, 0, &row), BT_ERR_CALLER_ARGUMENT);
 }

@@ -166,6 +166,10 @@ static void test_clients_that_leave_before_they_are_read(void **state) {
 }
 
 /* What was read of a body is charged as the body was, and given back at its end. */
+static bool bodies_take(router_fixture *f, uint64_t value) {
+    return budget_used(&f->bodies) == value;
+}
+
 static void test_what_was_read_takes_memory(void **state) {
     router_fixture *f = *state;
     char text[1500], body[1600];
@@ -186,6 +190,7 @@ static void test_what_was_read_takes_memory(void **state) {
         answer_expect(client_post(f, "/generate", body),
                       is_long ? "HTTP/1.1 503 " : "HTTP/1.1 200 ",
                       is_long ? "need more than --body-memory" : "\"length\":1");
+        fixture_wait_for(bodies_take, f, 0); /* given back behind the answer */
     }
     fixture_wait_for(fixture_has_open, f, 0);
 }

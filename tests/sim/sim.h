@@ -63,6 +63,7 @@ typedef struct sim_scenario {
     uint32_t cancel_permille, cancel_sample_permille, slow_reader_permille, short_timeout_permille;
     uint32_t mover_drop_permille, mover_corrupt_permille, mover_stall_permille;
     uint64_t crash_us, link_loss_us, freeze_us, step_failure_us, router_crash_us;
+    uint32_t abort_permille; /* of clients; how often and when, chance decides */
     bool has_no_masks;
     struct sim_watch *watch; /* NULL: nobody looks */
 } sim_scenario;
@@ -80,6 +81,8 @@ typedef struct sim_watch {
 void sim_scenario_calm(uint64_t seed, sim_scenario *out);
 /* Sizes and faults by the seed. */
 void sim_scenario_wild(uint64_t seed, sim_scenario *out);
+/* Something may go wrong that no client did. */
+bool sim_has_faults(const sim_scenario *scenario);
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
@@ -207,13 +210,17 @@ typedef struct sim_sample {
     float *id_logprobs;
     uint32_t rows;
     bool is_cancelled, has_ended; /* by the client, alone */
+    bool is_aborting;             /* aborted before it had ended */
+    uint64_t aborted_us;
+    uint32_t rows_at_abort;
     dispatch_end end;
 } sim_sample;
 
 typedef struct sim_client {
     client_state state;
     dispatch_request request; /* words owned */
-    bool is_slow, will_cancel, will_cancel_sample, is_probe;
+    bool is_slow, will_cancel, will_cancel_sample, will_abort, is_probe;
+    uint32_t abort_at_row; /* soon after a sample has so many; 0: at any time */
     uint64_t submitted_us, ended_us;
     sim_sample samples[SIM_SAMPLES_MAX];
     float *prompt_logprobs; /* entries as PROMPT_LOGPROBS has them, from the first one */
@@ -233,6 +240,18 @@ void sim_clients_on_router_lost(sim *s);
 uint32_t sim_clients_waiting(const sim *s);
 void sim_clients_free(sim *s);
 
+/* ---- aborts ---------------------------------------------------------------------------------- */
+
+/* Whether this client sends any. */
+void sim_abort_plan(sim *s, sim_client *c);
+void sim_abort_on_submit(sim *s, sim_client *c);
+/* The sample had `before` rows and has more now. */
+void sim_abort_on_rows(sim *s, sim_client *c, uint32_t sample, uint32_t before);
+bool sim_abort_is_end(const dispatch_end *end);
+/* What the end of a sample may be with regard to aborts. */
+void sim_abort_check_end(sim *s, const sim_client *c, const sim_sample *of,
+                         const dispatch_end *end);
+
 /* ---- the whole ------------------------------------------------------------------------------- */
 
 /* What happened; a run in which nothing happens proves nothing. */
@@ -241,6 +260,11 @@ typedef struct sim_tally {
     uint64_t rows, retries, late, events, crashes, losses, freezes, drops, corruptions, stalls;
     uint64_t router_crashes, step_failures;
     uint64_t samples, mixed, sample_cancels, logprobs, retractions, cached, restarts;
+    /* Of samples: aborts that hit one, came again, after its end, or that the end outran; and what
+     * they ended, with rows that were there, with some that came afterwards, or without. */
+    uint64_t aborts, aborts_again, aborts_late, aborts_outrun;
+    uint64_t aborted_in_queue, aborted_in_prefill, aborted_running;
+    uint64_t aborted_with_rows, aborted_with_more;
 } sim_tally;
 
 typedef struct sim_stall {

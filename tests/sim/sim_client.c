@@ -221,6 +221,7 @@ void sim_client_add(sim *s, uint64_t at_us, bool is_probe) {
         expect_rows(s, c, i);
     expect_prompt(s, c);
     set_stop(s, c);
+    sim_abort_plan(s, c);
     sim_at(s, at_us, submit, s->client_count - 1, 0);
 }
 
@@ -261,9 +262,11 @@ static void submit(sim *s, uint64_t index, uint64_t b) {
         return;
     }
     if (c->will_cancel) sim_after(s, sim_random(s, 3 * SIM_SECOND), cancel, index, 0);
-    if (!c->will_cancel_sample) return;
-    const uint64_t sample = sim_random(s, c->request.generation.samples);
-    sim_after(s, sim_random(s, SIM_SECOND), cancel_sample, index, sample);
+    if (c->will_cancel_sample) {
+        const uint64_t sample = sim_random(s, c->request.generation.samples);
+        sim_after(s, sim_random(s, SIM_SECOND), cancel_sample, index, sample);
+    }
+    sim_abort_on_submit(s, c);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -298,6 +301,7 @@ static void grant(sim *s, uint64_t request, uint64_t b) {
 void sim_client_on_rows(sim *s, uint64_t request, const dispatch_rows *rows) {
     sim_client *c = &s->clients[request - 1];
     sim_sample *of = &c->samples[rows->sample];
+    const uint32_t before = of->rows;
     size_t at = 0;
     assert_int_equal(c->state, CLIENT_WAITING);
     assert_true(rows->sample < c->request.generation.samples);
@@ -316,6 +320,7 @@ void sim_client_on_rows(sim *s, uint64_t request, const dispatch_rows *rows) {
     }
     assert_int_equal(at, rows->bytes);
     s->tally.rows += rows->count;
+    sim_abort_on_rows(s, c, rows->sample, before);
     if (!c->request.is_credited) return;
     /* A slow reader takes seconds for each batch; the slowest never reads on. */
     if (c->is_slow && sim_random(s, 4) == 0) return;
@@ -332,6 +337,7 @@ void sim_client_on_restart(sim *s, uint64_t request) {
     for (uint32_t i = 0; i < c->request.generation.samples; i++) {
         sim_sample *of = &c->samples[i];
         if (of->has_ended) continue;
+        assert_false(of->is_aborting);
         taken_back += of->rows;
         of->rows = 0;
     }
@@ -404,7 +410,7 @@ static void check_whole(const proto_generation *g, const sim_sample *of, const d
     assert_int_equal(end->matched_id, of->expected[rows - 1].token);
 }
 
-static bool has_faults(const sim_scenario *o) {
+bool sim_has_faults(const sim_scenario *o) {
     return o->mover_drop_permille + o->mover_corrupt_permille + o->mover_stall_permille > 0 ||
            o->crash_us + o->link_loss_us + o->freeze_us + o->step_failure_us + o->router_crash_us >
                0;
@@ -420,9 +426,9 @@ static void check_failure(const sim *s, const sim_client *c, const dispatch_end 
     if (end->status == BT_ERR_REQUEST_CANCELLED) {
         assert_true(c->will_cancel || is_cancelled);
     } else if (end->status == BT_ERR_REQUEST_DEADLINE) {
-        assert_true(c->request.timeout_ms != 0 || c->is_slow || has_faults(&s->scenario));
+        assert_true(c->request.timeout_ms != 0 || c->is_slow || sim_has_faults(&s->scenario));
     } else {
-        assert_true(has_faults(&s->scenario));
+        assert_true(sim_has_faults(&s->scenario));
         assert_false(c->is_probe);
     }
 }
@@ -441,6 +447,8 @@ void sim_client_on_sample_end(sim *s, uint64_t request, uint32_t sample, const d
     of->end = *end;
     s->tally.samples++;
     assert_int_equal(end->rows_total, of->rows);
+    sim_abort_check_end(s, c, of, end);
+    if (sim_abort_is_end(end)) return;
     if (is_own_end(end->status)) {
         check_whole(&c->request.generation, of, end);
     } else {
@@ -469,22 +477,29 @@ static void count_end(sim *s, bt_status status) {
 /* The end of the request against those of its samples. */
 static void check_samples(sim *s, const sim_client *c, const dispatch_end *end) {
     const proto_generation *g = &c->request.generation;
-    uint32_t rows = 0, well = 0, mixed = 0, cancelled = 0;
+    uint32_t rows = 0, well = 0, aborted = 0, mixed = 0, cancelled = 0;
     for (uint32_t i = 0; i < g->samples; i++) {
         const sim_sample *of = &c->samples[i];
         assert_true(of->has_ended);
         rows += of->rows;
         well += of->end.status == BT_OK;
+        aborted += sim_abort_is_end(&of->end);
         mixed += of->end.status != c->samples[0].end.status;
         cancelled += of->is_cancelled;
     }
     assert_int_equal(end->rows_total, rows);
     s->tally.mixed += mixed > 0;
     s->tally.retractions += end->retractions;
+    const bool is_prompt_there = !g->wants_prompt_logprobs ||
+                                 g->prompt_logprobs_from + 1 >= c->request.prompt_tokens ||
+                                 c->next_position == c->request.prompt_tokens;
+    /* Of an earlier try they are void. */
+    const bool is_prompt_sure =
+        !g->wants_prompt_logprobs || (is_prompt_there && end->attempts <= 1);
+    if (well == g->samples && is_prompt_sure) assert_int_equal(end->status, BT_OK);
     if (end->status == BT_OK) {
         assert_true(well > 0);
-        if (g->wants_prompt_logprobs && g->prompt_logprobs_from + 1 < c->request.prompt_tokens)
-            assert_int_equal(c->next_position, c->request.prompt_tokens);
+        assert_true(is_prompt_there || aborted == well);
     } else if (end->status == BT_ERR_REQUEST_OVERFLOW) {
         assert_int_equal(well, 0);
     } else {

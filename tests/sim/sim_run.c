@@ -124,6 +124,7 @@ void sim_scenario_wild(uint64_t seed, sim_scenario *out) {
     out->samples_max = (uint32_t)roll(&d, 1, SIM_SAMPLES_MAX);
     if (out->samples_max > out->sequences_max) out->samples_max = out->sequences_max;
     if (roll(&d, 0, 1) == 0) out->cancel_sample_permille = (uint32_t)roll(&d, 50, 400);
+    if (roll(&d, 0, 1) == 0) out->abort_permille = (uint32_t)roll(&d, 50, 700);
 }
 
 /* ---- faults ---------------------------------------------------------------------------------- */

@@ -51,6 +51,15 @@ static void print_tally(const sim_tally *t) {
         {"retractions", t->retractions},
         {"tokens from the prefix cache", t->cached},
         {"restarts", t->restarts},
+        {"samples aborted", t->aborts},
+        {"again", t->aborts_again},
+        {"after the end", t->aborts_late},
+        {"outrun by the end", t->aborts_outrun},
+        {"ended in the queue", t->aborted_in_queue},
+        {"in prefill", t->aborted_in_prefill},
+        {"without a row", t->aborted_running},
+        {"with rows", t->aborted_with_rows},
+        {"with rows that came later", t->aborted_with_more},
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
         print_message("%s %llu  ", lines[i].name, (unsigned long long)lines[i].value);
@@ -68,6 +77,25 @@ static void a_cluster_without_faults_answers_everything(void **state) {
     assert_true(tally.ok > 40);
     assert_int_equal(tally.retries, 0);
     assert_int_equal(tally.restarts, 0);
+}
+
+/* Everybody aborts, nothing else goes wrong. */
+static void a_cluster_without_faults_ends_what_is_aborted(void **state) {
+    (void)state;
+    sim_tally tally = {0};
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        sim_scenario scenario;
+        sim_scenario_calm(seed, &scenario);
+        scenario.clients = 120;
+        scenario.abort_permille = 1000;
+        scenario.has_no_masks = seed % 2 == 0;
+        sim_run(&scenario, &tally);
+    }
+    print_tally(&tally);
+    assert_int_equal(tally.ok + tally.overflow, tally.clients);
+    assert_int_equal(tally.retries, 0);
+    assert_int_equal(tally.restarts, 0);
+    assert_true(tally.aborts > 500);
 }
 
 static void seeds_with_faults(void **state) {
@@ -158,8 +186,8 @@ static void everything_happened(void **state) {
 }
 
 int main(int argc, char **argv) {
-    static uint64_t firsts[SEEDS + 5];
-    static struct CMUnitTest tests[SEEDS + 5];
+    static uint64_t firsts[SEEDS + 6];
+    static struct CMUnitTest tests[SEEDS + 6];
     size_t count = 0;
     int numbers = 0;
     bt_log_set_level((bt_log_level)-1);
@@ -175,6 +203,8 @@ int main(int argc, char **argv) {
     if (numbers == 0) {
         tests[count++] =
             (struct CMUnitTest)cmocka_unit_test(a_cluster_without_faults_answers_everything);
+        tests[count++] =
+            (struct CMUnitTest)cmocka_unit_test(a_cluster_without_faults_ends_what_is_aborted);
         tests[count++] = (struct CMUnitTest)cmocka_unit_test(a_seed_runs_the_same_twice);
         tests[count++] =
             (struct CMUnitTest)cmocka_unit_test(without_masks_nothing_depends_on_the_cap);

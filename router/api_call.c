@@ -197,18 +197,32 @@ void api_answer_failure(const api_output *output, const api_failure *failure) {
     bt_text_fini(&body);
 }
 
+/* Nothing is told of them any more: others have the room now, not when the workers have answered
+ * the cancels. */
+static void drop_rows(api_call *call) {
+    for (uint32_t i = 0; i < api_samples_of(call); i++) {
+        reply_store_fini(&call->samples[i].store);
+    }
+    for (uint32_t i = 0; i < call->batch.count; i++) {
+        prompt_logprobs_fini(&call->items[i].prompt);
+    }
+    reply_spill_fini(&call->spill);
+}
+
 static void answer_failure(api_call *call, const api_finish *finish) {
     api_failure failure = {.http_status = finish->http_status,
                            .shape = call->request->kind == API_GENERATE ? API_ERROR_GENERATE
                                                                         : API_ERROR_OPENAI};
     memcpy(failure.text, finish->text, sizeof(failure.text));
     call->state = API_CALL_ANSWERED;
+    drop_rows(call);
     api_answer_failure(&call->options.output, &failure);
 }
 
 static void cut(api_call *call) {
     cancel(call);
     call->state = API_CALL_ANSWERED;
+    drop_rows(call);
     call->options.output.cut(call->options.output.context);
 }
 
@@ -589,4 +603,5 @@ void api_call_on_room(api_call *call) {
 void api_call_on_gone(api_call *call) {
     cancel(call);
     call->state = API_CALL_ANSWERED;
+    drop_rows(call);
 }

@@ -418,6 +418,8 @@ static void test_spill_limit_ends_all(void **state) {
     assert_int_equal(f->cancel_count, 2);
     assert_int_equal(f->status, 503);
     assert_non_null(strstr(api_fixture_body(f), "--reply-spill-bytes=100"));
+    /* Others have the room now, not when the workers answered the cancels. */
+    assert_int_equal(budget_used(&f->limits.spill), 0);
     api_fixture_abort(f);
     assert_int_equal(f->end_count, 1);
 }

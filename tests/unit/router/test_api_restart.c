@@ -245,7 +245,9 @@ static void test_nobody_waits_any_more(void **state) {
     api_fixture *f = *state;
     assert_true(api_fixture_ask(f, API_GENERATE, ONE));
     mask_text(f, 0, "xy", 1);
+    assert_true(budget_used(&f->limits.memory) > 0);
     api_call_on_gone(&f->call);
+    assert_int_equal(budget_used(&f->limits.memory), 0); /* not when the workers have answered */
     assert_int_equal(f->cancel_count, 1);
     api_fixture_restart(f, 0);
     mask_text(f, 0, "xy", 1);

@@ -13,9 +13,9 @@ from harness import Cluster, Reply, case, check, check_rows, equal, in_threads, 
 SUPPORT = {"return_sampling_mask": True, "sampling_logprobs_mode": "support", "return_logprob": True}
 
 
-def sim(step_us=5000, prefill=1, decode=1, shared=(), options=()):
+def sim(step_us=5000, prefill=1, decode=1, shared=(), options=(), support="7"):
     return Cluster(tiny_model(), prefill, decode, options=["--device", "sim", *options],
-                   shared=["--sim-step-us", str(step_us), "--sim-support", "7", *shared])
+                   shared=["--sim-step-us", str(step_us), "--sim-support", support, *shared])
 
 
 def body(rid, tokens=120, prompt=(1, 2, 3), seed=5, **fields):
@@ -312,11 +312,29 @@ def a_race_with_the_end():
 
 @case
 def an_abort_and_an_overflow():
-    """Whatever comes first is the end; rows before it stand."""
-    with sim(step_us=5000, options=["--router-options", "--sampling-mask-max-tokens 5"]) as cluster:
-        asked = start(cluster, "/generate", body("r", 500, return_sampling_mask=True, sampling_params={"top_k": 5}))
+    """Whatever comes first is the end. Supports have up to 256 ids and 32 is the cap, so that requests overflow
+    sooner or later, this one some rows later; an abort before that leaves the rows that are there."""
+    cap, options = 32, ["--router-options", "--sampling-mask-max-tokens 32"]
+    with sim(step_us=1000, options=options, support="realistic") as cluster:
+        for first in range(100):
+            fields = body("r", 40, prompt=[first, 2], sampling_params={"top_k": 256}, **SUPPORT)
+            kept = cluster.generate(**fields, on_mask_overflow="return_partial")
+            if kept.status == 200 and 10 <= kept.json["meta_info"]["completion_tokens"] < 40:
+                break
+        whole, tokens = kept.json, len(kept.json["output_ids"])
+        check(10 <= tokens < 40, f"{tokens} rows before the overflow")
+        check(whole["meta_info"]["sampling_mask_required"] > cap, whole["meta_info"])
+    with sim(step_us=150000, options=options, support="realistic") as cluster:
+        asked = start(cluster, "/generate", fields)
         abort(cluster, rid="r")
-        equal(asked.result().json["meta_info"]["finish_reason"], finish("Aborted"))
+        reply = asked.result()
+        equal(reply.status, 200, reply.body)
+        check_prefix(reply.json, whole, least=1, most=tokens)
+
+        lost = cluster.generate(**fields)
+        abort(cluster, rid="r")
+        equal((lost.status, lost.json["error"]["message"]), (400, whole["meta_info"]["finish_reason"]["message"]))
+        cluster.wait_at_rest()
 
 
 @case

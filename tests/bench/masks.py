@@ -4,6 +4,7 @@ masks, and what a bare relay of the same bytes would carry. The page is masks_pa
 import argparse
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import random
@@ -60,7 +61,7 @@ def parse():
     parser.add_argument("--replies", type=words, default=["whole", "stream"])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--tokens", type=int, default=0, help="of a reply on average; 0: 128, and 32 of the widest rows")
-    parser.add_argument("--warmup-ms", type=int, default=2200)
+    parser.add_argument("--warmup-ms", type=int, default=2800)
     parser.add_argument("--window-ms", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", default="", metavar="FILE", help="write the figures there, too")
@@ -187,15 +188,25 @@ def request_of(row, prompt, tokens):
     return {"input_ids": prompt, "sampling_params": sampling, **row.body()}
 
 
+def left_of(share, tokens):
+    """What is left of a reply that is found at a moment when replies end all the time, where lengths are spread evenly
+    from half of `tokens` to one and a half: the length that a share of the replies has less than. (The integral
+    of the share of replies that are longer, over the mean.)"""
+    return tokens * (share if share < 0.5 else 1.5 - math.sqrt(2 * (1 - share)))
+
+
 def lengths_of(row, connections):
-    """Tokens of each reply: first one for each connection, spread evenly, so that replies end all the time from the
-    beginning; then between half and one and a half times what they have on average, in pairs that have it exactly.
-    Replies of one length would end together before long, and what ends in a window would be a matter of its phase."""
+    """Tokens of each reply: first for each connection what is left of a reply that began before, so that as many end in
+    any time from the beginning; then, for each of them, every length from half to one and a half times what they
+    have on average once, in a drawn order. Replies of one length would end together before long, and what ends in a
+    window would be a matter of its phase."""
     draw = random.Random(2)
-    lengths = [1 + number * row.tokens // connections for number in range(connections)]
-    for _ in range(LENGTHS * connections // 2):
-        more = draw.randint(0, row.tokens // 2)
-        lengths += [row.tokens + more, row.tokens - more]
+    lengths = [math.ceil(left_of((number + 0.5) / connections, row.tokens)) for number in range(connections)]
+    draw.shuffle(lengths)
+    spread = [round(row.tokens * (0.5 + (number + 0.5) / connections)) for number in range(connections)]
+    for _ in range(LENGTHS):
+        draw.shuffle(spread)
+        lengths += spread
     return lengths
 
 

@@ -110,6 +110,23 @@ def a_page_says_what_was_missed():
     check("no packed replies" in masks_page.make_page(results, options), "what is missing")
 
 
+@case
+def replies_end_all_the_time():
+    """As many tokens of replies end in any stretch of a run as are drawn in it, in the first one as later."""
+    for connections, tokens in ((288, 128), (288, 32), (40, 128)):
+        lengths = masks.lengths_of(masks.Row(1, "whole", "off", 0, "", tokens), connections)
+        later = lengths[connections:]
+        equal(len(later), masks.LENGTHS * connections, "lengths")
+        for at in range(0, len(later), connections):
+            some = later[at : at + connections]
+            check(abs(sum(some) / connections - tokens) < 0.5 and len(set(some)) > tokens // 4, "the mean of a stretch")
+            check(tokens // 2 <= min(some) and max(some) <= 3 * tokens // 2 + 1, "shortest and longest")
+        # What is left of a reply is E[L * L] / (2 E[L]) on average, here 13 / 24 of a mean length.
+        first = lengths[:connections]
+        check(abs(sum(first) / connections - tokens * 13 / 24) < 1 + tokens / 100, f"{tokens}: what is left of the first ones")
+        check(first != sorted(first), "the longest ones would begin last")
+
+
 class Answers(http.server.BaseHTTPRequestHandler):
     """A whole reply of 1000 bytes, or chunks, or a refusal, as the body says."""
 

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/compiler.h"
 #include "base/mem.h"
 
 /* ---- ops ------------------------------------------------------------------------------------- */
@@ -486,4 +487,22 @@ size_t fake_rows(uint8_t *out, uint32_t first, uint32_t count) {
         used += row_record_bytes((row_widths){.mask_mode = 0, .support_count = 0});
     }
     return used;
+}
+
+dispatch_view fake_look(const fake_network *n) {
+    dispatch_view view;
+    dispatch_look(n->d, &view);
+    return view;
+}
+
+void fake_expect_rest(const fake_network *n) {
+    const dispatch_view view = fake_look(n);
+    dispatch_worker_view workers[8];
+    assert_int_equal(view.requests_queued + view.requests_running, 0);
+    const uint32_t count = dispatch_look_workers(n->d, workers, BT_ARRAY_COUNT(workers));
+    for (uint32_t i = 0; i < count; i++) {
+        assert_int_equal(workers[i].attempts, 0);
+        assert_int_equal(workers[i].queued_tokens, 0);
+        assert_int_equal(workers[i].pages_free, workers[i].pages_total);
+    }
 }

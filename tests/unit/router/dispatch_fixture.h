@@ -119,6 +119,10 @@ const dispatch_end *fake_end_of(const fake_network *n, uint64_t id, bool must_ex
 const dispatch_end *fake_sample_end_of(const fake_network *n, uint64_t id, uint32_t sample,
                                        bool must_exist);
 
+dispatch_view fake_look(const fake_network *n);
+/* Nobody has anything of a request any more: no attempts, no queued tokens, all pages free. */
+void fake_expect_rest(const fake_network *n);
+
 /* Worker replies. A granted reservation brings the slots of that many samples. */
 void fake_reserve_samples(fake_network *n, const fake_worker *decode, proto_attempt attempt,
                           uint32_t samples);

@@ -28,20 +28,6 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/* No attempt, no load and no request is left anywhere. */
-static void assert_at_rest(void) {
-    dispatch_view view;
-    dispatch_worker_view workers[4];
-    dispatch_look(n->d, &view);
-    assert_int_equal(view.requests_queued + view.requests_running, 0);
-    const uint32_t count = dispatch_look_workers(n->d, workers, 4);
-    for (uint32_t i = 0; i < count; i++) {
-        assert_int_equal(workers[i].attempts, 0);
-        assert_int_equal(workers[i].queued_tokens, 0);
-        assert_int_equal(workers[i].pages_free, workers[i].pages_total);
-    }
-}
-
 static uint64_t late_total(void) {
     dispatch_view view;
     dispatch_look(n->d, &view);
@@ -94,7 +80,7 @@ static void a_request_goes_its_way(void **state) {
     assert_int_equal(n->rows_count, 3);
     assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 0);
     assert_int_equal(fake_count(n, decode.control, PROTO_CANCEL), 0);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* What only prefill knows comes with the metadata row: the first rows have it, and the end. */
@@ -112,7 +98,7 @@ static void cached_tokens_come_with_the_rows(void **state) {
     fake_chunk(n, &decode, attempt, bytes, rows, more, PROTO_FINISH_STOP, 2);
     assert_int_equal(n->rows_cached_tokens, 32);
     assert_int_equal(fake_end_of(n, 1, true)->cached_tokens, 32);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void a_long_prompt_travels_in_frames(void **state) {
@@ -156,7 +142,7 @@ static void prefill_only_needs_no_decode(void **state) {
     assert_int_equal(end->finish, PROTO_FINISH_LENGTH);
     assert_int_equal(end->rows_total, 0);
     assert_int_equal(n->rows_calls, 0);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void submits_are_checked(void **state) {
@@ -210,7 +196,7 @@ static void what_can_never_fit_is_refused(void **state) {
     end = fake_end_of(n, 2, true);
     assert_int_equal(end->status, BT_ERR_REQUEST_TOO_LARGE);
     assert_string_equal(end->text, "needs 101 pages");
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* ---- the client's true status ---------------------------------------------------------------- */
@@ -234,7 +220,7 @@ static void an_overflow_at_prefill_is_a_400(void **state) {
     const proto_message cancel = fake_expect(n, decode.control, PROTO_CANCEL);
     assert_true(proto_attempt_equal(cancel.cancel.attempt, attempt));
     assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 0);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void a_broken_capture_is_a_500(void **state) {
@@ -263,7 +249,7 @@ static void an_overflow_in_mid_stream_keeps_the_rows(void **state) {
     assert_int_equal(end->finish, PROTO_FINISH_ERROR);
     assert_int_equal(end->rows_total, 1);
     assert_string_equal(end->text, overflow_text);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* ---- retries --------------------------------------------------------------------------------- */
@@ -315,7 +301,7 @@ static void a_dead_worker_is_retried_elsewhere(void **state) {
             fake_chunk(n, &other_decode, second, 0, rows, bytes, PROTO_FINISH_LENGTH, 1);
             assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
             assert_int_equal(fake_end_of(n, 1, true)->attempts, 2);
-            assert_at_rest();
+            fake_expect_rest(n);
         }
     }
 }
@@ -362,7 +348,7 @@ static void failures_of_the_cluster_are_tried_three_times(void **state) {
     assert_int_equal(end->http_status, 500);
     assert_string_equal(end->text, "and again");
     assert_int_equal(end->attempts, 3);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void a_worker_that_gives_up_is_not_a_client_that_left(void **state) {
@@ -378,7 +364,7 @@ static void a_worker_that_gives_up_is_not_a_client_that_left(void **state) {
         assert_int_equal(fake_end_of(n, i + 1, true)->http_status, http[i]);
         fake_forget(n);
     }
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void the_clients_mistakes_are_not_retried(void **state) {
@@ -400,7 +386,7 @@ static void the_clients_mistakes_are_not_retried(void **state) {
         fake_reserve_reply(n, &decode, reserve.reserve.attempt, statuses[i]);
         assert_int_equal(fake_end_of(n, i + 11, true)->status, told[i]);
     }
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void a_failed_pair_is_avoided(void **state) {
@@ -450,7 +436,7 @@ static void a_cancel_works_in_every_phase(void **state) {
         const bool at_prefill = phase == PHASE_RUNNING || phase == PHASE_DONE;
         assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), at_prefill ? 1 : 0);
         fake_forget(n);
-        assert_at_rest();
+        fake_expect_rest(n);
         dispatch_cancel(n->d, id, n->now_us); /* unknown now */
     }
     assert_int_equal(n->end_count, PHASES);
@@ -469,7 +455,7 @@ static void a_queued_request_can_be_cancelled(void **state) {
         assert_int_equal(fake_end_of(n, order[i], true)->status, BT_ERR_REQUEST_CANCELLED);
         assert_int_equal(fake_end_of(n, order[i], true)->attempts, order[i] <= 2 ? 1 : 0);
     }
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void late_messages_are_ignored_and_counted(void **state) {
@@ -542,7 +528,7 @@ static void every_wait_has_a_deadline_that_names_it(void **state) {
         assert_int_equal(end->http_status, 503);
         assert_string_equal(end->text, texts[phase]);
         assert_int_equal(end->attempts, phase == PHASE_STREAMING ? 1 : 3);
-        assert_at_rest();
+        fake_expect_rest(n);
     }
 }
 
@@ -656,7 +642,7 @@ static void every_allocation_may_fail(void **state) {
             assert_true(end->status == BT_OK || end->status == BT_ERR_WORKER_MEMORY);
             assert_int_equal(protocol_errors(), 0);
         }
-        assert_at_rest();
+        fake_expect_rest(n);
     }
     assert_true(visits > 4);
 }

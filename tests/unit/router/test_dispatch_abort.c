@@ -39,23 +39,6 @@ static void again(void) {
     (void)set_up(NULL);
 }
 
-static dispatch_view look(void) {
-    dispatch_view view;
-    dispatch_look(n->d, &view);
-    return view;
-}
-
-static void assert_at_rest(void) {
-    dispatch_worker_view workers[4];
-    assert_int_equal(look().requests_queued + look().requests_running, 0);
-    const uint32_t count = dispatch_look_workers(n->d, workers, 4);
-    for (uint32_t i = 0; i < count; i++) {
-        assert_int_equal(workers[i].attempts, 0);
-        assert_int_equal(workers[i].queued_tokens, 0);
-        assert_int_equal(workers[i].pages_free, workers[i].pages_total);
-    }
-}
-
 static void submit(uint32_t samples, uint32_t max_new_tokens, bool is_scored) {
     dispatch_request request;
     bt_error error;
@@ -110,8 +93,8 @@ static void expect_all(uint32_t samples, const char *text) {
         total += counts[i];
     }
     expect_abort(fake_end_of(n, 1, true), text, total);
-    assert_int_equal(look().protocol_errors_total, 0);
-    assert_at_rest();
+    assert_int_equal(fake_look(n).protocol_errors_total, 0);
+    fake_expect_rest(n);
 }
 
 /* ---- before there is anything ---------------------------------------------------------------- */
@@ -140,7 +123,7 @@ static void while_reserving(void **state) {
     assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 0);
     assert_int_equal(fake_count(n, decode.control, PROTO_ABORT), 0);
     fake_reserve_samples(n, &decode, attempt, SAMPLES); /* was on its way */
-    assert_int_equal(look().protocol_errors_total, 0);
+    assert_int_equal(fake_look(n).protocol_errors_total, 0);
     assert_int_equal(fake_count(n, prefill.streams, PROTO_RUN), 0);
 }
 
@@ -156,7 +139,7 @@ static void one_sample_while_reserving(void **state) {
     stream(attempt, 1, NEW_TOKENS, PROTO_FINISH_LENGTH);
     expect_abort(fake_end_of(n, 1, true), "Abort in waiting queue", NEW_TOKENS);
     assert_int_equal(fake_sample_end_of(n, 1, 1, true)->finish, PROTO_FINISH_LENGTH);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void prefill_alone(void **state) {
@@ -170,7 +153,7 @@ static void prefill_alone(void **state) {
         expect_all(1, is_done ? "Aborted" : "Abort before prefill");
         assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 1);
         fake_logprobs(n, &prefill, attempt, 1, PROMPT - 1); /* were on their way */
-        assert_int_equal(look().protocol_errors_total, 0);
+        assert_int_equal(fake_look(n).protocol_errors_total, 0);
     }
 }
 
@@ -233,7 +216,7 @@ static void one_sample_of_several(void **state) {
     expect_abort(fake_sample_end_of(n, 1, 1, true), "Aborted", 3);
     stream(attempt, 0, 7, PROTO_FINISH_LENGTH);
     assert_int_equal(fake_end_of(n, 1, true)->finish, PROTO_FINISH_LENGTH);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void a_finish_that_came_first_stands(void **state) {
@@ -242,7 +225,7 @@ static void a_finish_that_came_first_stands(void **state) {
     abort_all();
     stream(attempt, 0, NEW_TOKENS, PROTO_FINISH_LENGTH); /* had not heard of it */
     assert_int_equal(fake_end_of(n, 1, true)->finish, PROTO_FINISH_LENGTH);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* The prompt's log-probabilities are still to come when rows are there: prefill has sent them. */
@@ -261,7 +244,7 @@ static void scored_prompts_are_waited_for_with_rows(void **state) {
     assert_null(fake_end_of(n, 1, false));
     fake_logprobs(n, &prefill, attempt, 1, PROMPT - 1);
     expect_abort(fake_end_of(n, 1, true), "Aborted", 1);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* ---- what else may happen -------------------------------------------------------------------- */
@@ -271,11 +254,11 @@ static void nobody_aborts_unasked(void **state) {
     const proto_attempt attempt = start(SAMPLES);
     dispatch_abort(n->d, 1, 0, n->now_us);
     stream(attempt, 1, 1, PROTO_FINISH_ABORT);
-    assert_int_equal(look().protocol_errors_total, 1);
+    assert_int_equal(fake_look(n).protocol_errors_total, 1);
     expect_abort(fake_sample_end_of(n, 1, 0, true), "Aborted", 0);
     assert_int_equal(fake_sample_end_of(n, 1, 1, true)->status, BT_ERR_PEER_PROTOCOL);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_PEER_PROTOCOL);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 typedef enum mishap {
@@ -336,8 +319,8 @@ static void failures_are_aborts(void **state) {
             const dispatch_end *end = fake_end_of(n, 1, true);
             assert_int_equal(end->status, BT_OK);
             assert_int_equal(end->finish, PROTO_FINISH_ABORT);
-            assert_int_equal(look().retries_total, 0);
-            assert_at_rest();
+            assert_int_equal(fake_look(n).retries_total, 0);
+            fake_expect_rest(n);
         }
     }
 }
@@ -357,7 +340,7 @@ static void a_retry_leaves_out_what_was_aborted(void **state) {
     stream(reserve.reserve.attempt, 1, NEW_TOKENS, PROTO_FINISH_LENGTH);
     assert_int_equal(fake_sample_end_of(n, 1, 1, true)->finish, PROTO_FINISH_LENGTH);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* A client that leaves is not interested any more. */
@@ -370,8 +353,8 @@ static void a_cancel_behind_an_abort(void **state) {
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_CANCELLED);
     assert_int_equal(fake_count(n, decode.control, PROTO_CANCEL), 1);
     stream(attempt, 0, 1, PROTO_FINISH_ABORT); /* was on its way */
-    assert_int_equal(look().protocol_errors_total, 0);
-    assert_at_rest();
+    assert_int_equal(fake_look(n).protocol_errors_total, 0);
+    fake_expect_rest(n);
 }
 
 /* A decode of an earlier minor version cannot be asked: the rows that came are the reply. */

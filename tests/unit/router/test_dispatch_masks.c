@@ -35,17 +35,6 @@ static void again(void) {
     (void)set_up(NULL);
 }
 
-static dispatch_view look(void) {
-    dispatch_view view;
-    dispatch_look(n->d, &view);
-    return view;
-}
-
-static void assert_at_rest(void) {
-    const dispatch_view view = look();
-    assert_int_equal(view.requests_queued + view.requests_running, 0);
-}
-
 /* A request for masks whose RUN is with prefill. */
 static proto_attempt start(uint64_t id, uint32_t samples, uint32_t mask_bounded) {
     dispatch_request request;
@@ -150,9 +139,9 @@ static void failures_of_a_draw_are_told_wherever_they_happen(void **state) {
         stream_row(later, 0, PROTO_FINISH_NONE);
         break_sample(later, 0, statuses[i], 1, cap);
         expect_end(fake_end_of(n, 3, true), statuses[i], cap, 1);
-        assert_int_equal(look().retries_total, 0);
-        assert_int_equal(look().protocol_errors_total, 0);
-        assert_at_rest();
+        assert_int_equal(fake_look(n).retries_total, 0);
+        assert_int_equal(fake_look(n).protocol_errors_total, 0);
+        fake_expect_rest(n);
     }
 }
 
@@ -172,9 +161,9 @@ static void a_cancel_wins_over_an_overflow(void **state) {
         const dispatch_end *end = fake_end_of(n, 1, true); /* one end, and this one */
         assert_int_equal(end->status, BT_ERR_REQUEST_CANCELLED);
         assert_int_equal(end->cap_needed, 0);
-        assert_int_equal(look().protocol_errors_total, 0);
-        assert_int_equal(look().late_total, 2);
-        assert_at_rest();
+        assert_int_equal(fake_look(n).protocol_errors_total, 0);
+        assert_int_equal(fake_look(n).late_total, 2);
+        fake_expect_rest(n);
     }
 }
 
@@ -189,8 +178,8 @@ static void a_cancelled_sample_stays_cancelled(void **state) {
     stream_row(attempt, 1, PROTO_FINISH_LENGTH);
     stream_row(attempt, 2, PROTO_FINISH_LENGTH);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
-    assert_int_equal(look().protocol_errors_total, 0);
-    assert_at_rest();
+    assert_int_equal(fake_look(n).protocol_errors_total, 0);
+    fake_expect_rest(n);
 }
 
 /* And the other way round: what was told is told. */
@@ -202,7 +191,7 @@ static void a_cancel_after_an_overflow_changes_nothing(void **state) {
     expect_end(fake_sample_end_of(n, 1, 0, true), BT_ERR_REQUEST_OVERFLOW, 100, 0);
     assert_int_equal(fake_sample_end_of(n, 1, 1, true)->status, BT_ERR_REQUEST_CANCELLED);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_CANCELLED);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* ---- records that do not answer -------------------------------------------------------------- */
@@ -258,9 +247,9 @@ static void records_that_do_not_answer_are_named(void **state) {
         if (strstr(end->text, "a row it must not send") == NULL ||
             strstr(end->text, lies[i].why) == NULL)
             fail_msg("'%s' is not '%s'", end->text, lies[i].why);
-        assert_int_equal(look().protocol_errors_total, 1);
-        assert_int_equal(look().worker_count, 2); /* the harm is done to one request */
-        assert_at_rest();
+        assert_int_equal(fake_look(n).protocol_errors_total, 1);
+        assert_int_equal(fake_look(n).worker_count, 2); /* the harm is done to one request */
+        fake_expect_rest(n);
     }
 }
 

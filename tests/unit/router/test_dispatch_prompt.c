@@ -33,23 +33,6 @@ static void again(void) {
     (void)set_up(NULL);
 }
 
-static dispatch_view look(void) {
-    dispatch_view view;
-    dispatch_look(n->d, &view);
-    return view;
-}
-
-static void assert_at_rest(void) {
-    dispatch_worker_view workers[4];
-    assert_int_equal(look().requests_queued + look().requests_running, 0);
-    const uint32_t count = dispatch_look_workers(n->d, workers, 4);
-    for (uint32_t i = 0; i < count; i++) {
-        assert_int_equal(workers[i].attempts, 0);
-        assert_int_equal(workers[i].queued_tokens, 0);
-        assert_int_equal(workers[i].pages_free, workers[i].pages_total);
-    }
-}
-
 static bt_status try_submit(uint32_t from, uint32_t max_new_tokens, uint32_t samples) {
     dispatch_request request;
     bt_error error;
@@ -100,8 +83,8 @@ static void without_tokens_both_are_waited_for(void **state) {
         assert_int_equal(n->positions_calls, 3);
         assert_all_there();
         assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 0);
-        assert_int_equal(look().protocol_errors_total, 0);
-        assert_at_rest();
+        assert_int_equal(fake_look(n).protocol_errors_total, 0);
+        fake_expect_rest(n);
     }
 }
 
@@ -115,7 +98,7 @@ static void cancelled_before_rows_nothing_is_waited_for(void **state) {
         assert_int_equal(fake_sample_end_of(n, 1, 0, true)->status, BT_ERR_REQUEST_CANCELLED);
         assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_CANCELLED);
         assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 1);
-        assert_at_rest();
+        fake_expect_rest(n);
     }
 }
 
@@ -127,7 +110,7 @@ static void full_after_rows_is_a_failure(void **state) {
     fake_done(n, &prefill, attempt, BT_ERR_REQUEST_FULL);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_FULL);
     assert_int_equal(fake_end_of(n, 1, true)->rows_total, 1);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* From the last token on there is nothing to say. */
@@ -173,10 +156,10 @@ static void every_order_ends_well(void **state) {
         assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
         assert_int_equal(fake_end_of(n, 1, true)->rows_total, 2);
         assert_all_there();
-        assert_int_equal(look().protocol_errors_total, 0);
+        assert_int_equal(fake_look(n).protocol_errors_total, 0);
         assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 0);
         assert_int_equal(fake_count(n, decode.control, PROTO_CANCEL), 0);
-        assert_at_rest();
+        fake_expect_rest(n);
     }
 }
 
@@ -195,8 +178,8 @@ static void a_cancelled_sample_waits_for_them(void **state) {
     fake_logprobs(n, &prefill, attempt, FIRST, COUNT);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_CANCELLED);
     assert_all_there();
-    assert_int_equal(look().protocol_errors_total, 0);
-    assert_at_rest();
+    assert_int_equal(fake_look(n).protocol_errors_total, 0);
+    fake_expect_rest(n);
 }
 
 static void a_failed_request_does_not_wait_for_them(void **state) {
@@ -207,8 +190,8 @@ static void a_failed_request_does_not_wait_for_them(void **state) {
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_OVERFLOW);
     fake_logprobs(n, &prefill, attempt, FIRST, COUNT);
     assert_int_equal(n->positions_calls, 0);
-    assert_int_equal(look().late_total, 1);
-    assert_at_rest();
+    assert_int_equal(fake_look(n).late_total, 1);
+    fake_expect_rest(n);
 }
 
 /* ---- failures -------------------------------------------------------------------------------- */
@@ -218,7 +201,7 @@ static void after_a_retry_they_start_again(void **state) {
     const proto_attempt first = start(8);
     fake_logprobs(n, &prefill, first, FIRST, 20);
     fake_done(n, &prefill, first, BT_ERR_WORKER_MEMORY);
-    assert_int_equal(look().retries_total, 1);
+    assert_int_equal(fake_look(n).retries_total, 1);
     const uint32_t restarts = n->positions_restarts;
     const proto_attempt second = fake_run(n, &prefill, &decode);
     fake_logprobs(n, &prefill, first, FIRST + 20, 1); /* late */
@@ -228,7 +211,7 @@ static void after_a_retry_they_start_again(void **state) {
     tell(ROWS, second);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
     assert_all_there();
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void a_prefill_that_dies_with_them_ends_the_request(void **state) {
@@ -239,7 +222,7 @@ static void a_prefill_that_dies_with_them_ends_the_request(void **state) {
     fake_drop(n, prefill.control);
     assert_int_equal(fake_sample_end_of(n, 1, 0, true)->status, BT_OK);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_PEER_GONE);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void a_pair_that_breaks_after_the_rows_is_no_harm(void **state) {
@@ -276,7 +259,7 @@ static void what_does_not_come_has_a_deadline(void **state) {
         assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_DEADLINE);
         assert_string_equal(fake_end_of(n, 1, true)->text, text);
         assert_int_equal(fake_end_of(n, 1, true)->attempts, max_new_tokens > 0 ? 1 : 3);
-        assert_at_rest();
+        fake_expect_rest(n);
     }
 }
 
@@ -301,7 +284,7 @@ static void wrong_positions_end_the_attempt(void **state) {
             const uint32_t before = n->positions_calls;
             fake_logprobs(n, &prefill, attempt, cases[i].first, cases[i].count);
             assert_int_equal(n->positions_calls, before);
-            assert_int_equal(look().protocol_errors_total, try + 1);
+            assert_int_equal(fake_look(n).protocol_errors_total, try + 1);
             assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), try + 1);
         }
         const dispatch_end *end = fake_end_of(n, 1, true);
@@ -309,7 +292,7 @@ static void wrong_positions_end_the_attempt(void **state) {
         assert_non_null(strstr(end->text, cases[i].what));
         assert_non_null(strstr(end->text, "prefill worker at hostA (pid 11) broke the protocol"));
         assert_false(fake_is_closed(n, prefill.streams));
-        assert_at_rest();
+        fake_expect_rest(n);
     }
 }
 
@@ -321,12 +304,12 @@ static void wrong_sizes_and_what_nobody_asked_for_end_the_attempt(void **state) 
         (proto_prompt_logprobs){.attempt = start(8), .first_position = FIRST, .count = 2};
     message.payload_bytes = 4 * sizeof(float); /* two floats each, one was asked for */
     fake_say(n, prefill.streams, &message);
-    assert_int_equal(look().protocol_errors_total, 1);
+    assert_int_equal(fake_look(n).protocol_errors_total, 1);
     assert_int_equal(n->positions_calls, 0);
     again();
     fake_submit(n, 1, PROMPT, 8);
     fake_logprobs(n, &prefill, fake_run(n, &prefill, &decode), FIRST, 1);
-    assert_int_equal(look().protocol_errors_total, 1);
+    assert_int_equal(fake_look(n).protocol_errors_total, 1);
     assert_int_equal(n->positions_calls, 0);
 }
 

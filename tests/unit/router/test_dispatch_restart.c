@@ -43,23 +43,6 @@ static void join_other(void) {
     fake_pair(n, &decodes[1], &prefill, BT_OK);
 }
 
-static dispatch_view look(void) {
-    dispatch_view view;
-    dispatch_look(n->d, &view);
-    return view;
-}
-
-static void assert_at_rest(void) {
-    dispatch_worker_view workers[4];
-    assert_int_equal(look().requests_queued + look().requests_running, 0);
-    const uint32_t count = dispatch_look_workers(n->d, workers, 4);
-    for (uint32_t i = 0; i < count; i++) {
-        assert_int_equal(workers[i].attempts, 0);
-        assert_int_equal(workers[i].queued_tokens, 0);
-        assert_int_equal(workers[i].pages_free, workers[i].pages_total);
-    }
-}
-
 static void submit(uint64_t id, uint32_t samples) {
     dispatch_request request;
     bt_error error;
@@ -136,8 +119,8 @@ static void a_dead_decode_is_followed_by_another(void **state) {
         assert_int_equal(n->rows_bytes, offsets[0]);
         assert_memory_equal(n->rows, rows, n->rows_bytes);
         assert_int_equal(n->restarts, 1);
-        assert_int_equal(look().retries_total, 1);
-        assert_at_rest();
+        assert_int_equal(fake_look(n).retries_total, 1);
+        fake_expect_rest(n);
     }
 }
 
@@ -182,16 +165,16 @@ static void the_first_try_is_not_heard_any_more(void **state) {
     stream(&decodes[0], first, 0, 3, PROTO_FINISH_NONE);
     break_sample(&decodes[0], first, 0, BT_ERR_WORKER_MEMORY);
     assert_int_equal(n->restarts, 1);
-    const uint64_t late = look().late_total;
+    const uint64_t late = fake_look(n).late_total;
     const uint32_t handed = n->rows_count;
     stream(&decodes[0], first, 0, 1, PROTO_FINISH_NONE);
-    assert_int_equal(look().late_total, late + 1);
+    assert_int_equal(fake_look(n).late_total, late + 1);
     assert_int_equal(n->rows_count, handed);
     const proto_attempt second = run_at(&decodes[0]);
     stream(&decodes[0], second, 0, NEW_TOKENS, PROTO_FINISH_LENGTH);
     assert_int_equal(fake_end_of(n, 1, true)->rows_total, NEW_TOKENS);
-    assert_int_equal(look().protocol_errors_total, 0);
-    assert_at_rest();
+    assert_int_equal(fake_look(n).protocol_errors_total, 0);
+    fake_expect_rest(n);
 }
 
 static void tries_are_bounded(void **state) {
@@ -211,7 +194,7 @@ static void tries_are_bounded(void **state) {
     assert_int_equal(end->attempts, 3);
     assert_int_equal(end->rows_total, 4); /* of the last try: nobody took them back */
     assert_int_equal(n->restarts, 2);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* Before any row there is nothing to take back. */
@@ -232,12 +215,12 @@ static void a_liar_is_followed_by_another_try(void **state) {
     stream(&decodes[0], first, 0, 2, PROTO_FINISH_NONE);
     offsets[0] += 4;
     stream(&decodes[0], first, 0, 1, PROTO_FINISH_NONE);
-    assert_int_equal(look().protocol_errors_total, 1);
+    assert_int_equal(fake_look(n).protocol_errors_total, 1);
     assert_int_equal(n->restarts, 1);
     assert_int_equal(fake_count(n, decodes[0].control, PROTO_CANCEL), 1);
     stream(&decodes[0], run_at(&decodes[0]), 0, NEW_TOKENS, PROTO_FINISH_LENGTH);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void what_another_try_cannot_mend_is_the_end(void **state) {
@@ -254,7 +237,7 @@ static void what_another_try_cannot_mend_is_the_end(void **state) {
         fake_forget(n);
     }
     assert_int_equal(n->restarts, 0);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void the_requests_time_is_over_all_tries(void **state) {
@@ -278,7 +261,7 @@ static void the_requests_time_is_over_all_tries(void **state) {
     assert_string_equal(end->text,
                         "queued for 500 ms and no pair of workers had room; the last try: decode "
                         "worker at hostA (pid 22) is gone: its control connection ended");
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void a_restarted_request_can_be_cancelled(void **state) {
@@ -295,7 +278,7 @@ static void a_restarted_request_can_be_cancelled(void **state) {
         dispatch_cancel(n->d, 1, n->now_us);
         assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_CANCELLED);
         assert_int_equal(fake_end_of(n, 1, true)->rows_total, is_running);
-        assert_at_rest();
+        fake_expect_rest(n);
     }
 }
 
@@ -392,7 +375,7 @@ static void samples_that_have_ended_stand(void **state) {
     const dispatch_end *end = fake_end_of(n, 1, true);
     assert_int_equal(end->status, BT_OK);
     assert_int_equal(end->rows_total, NEW_TOKENS + 4 + 2);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* All that came is of samples that have ended: the others had nothing to take back. */
@@ -407,7 +390,7 @@ static void only_ended_samples_had_rows(void **state) {
     stream(&decodes[0], second, 1, NEW_TOKENS, PROTO_FINISH_LENGTH);
     assert_int_equal(fake_end_of(n, 1, true)->rows_total, 4 + NEW_TOKENS);
     assert_int_equal(fake_end_of(n, 1, true)->attempts, 2);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* One sample's word that the cluster failed takes the others back too, while there are tries; then
@@ -429,7 +412,7 @@ static void with_the_last_try_a_sample_fails_alone(void **state) {
     const dispatch_end *end = fake_end_of(n, 1, true);
     assert_int_equal(end->status, BT_OK);
     assert_int_equal(end->rows_total, NEW_TOKENS + 2);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* Before any row it was the last try of all of them. */
@@ -443,7 +426,7 @@ static void without_rows_the_last_try_fails_for_all(void **state) {
     for (uint32_t i = 0; i < 2; i++)
         assert_int_equal(fake_sample_end_of(n, 1, i, true)->status, BT_ERR_WORKER_MEMORY);
     assert_int_equal(fake_end_of(n, 1, true)->attempts, 3);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* An own failure of one sample stands like an end. */
@@ -489,7 +472,7 @@ static void late_log_probabilities_of_the_prompt_begin_again(void **state) {
     fake_chunk(n, &decodes[0], second, 0, rows, ROW_RECORD_HEADER_BYTES, PROTO_FINISH_LENGTH, 1);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
     assert_int_equal(n->next_position, PROMPT);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* All samples have ended: there is nothing that decode could be asked for again. */
@@ -510,7 +493,7 @@ static void log_probabilities_alone_are_not_tried_again(void **state) {
     fake_drop(n, prefill.control);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_PEER_GONE);
     assert_int_equal(n->restarts, 0);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)

@@ -36,25 +36,6 @@ static void again(void) {
     (void)set_up(NULL);
 }
 
-static void assert_at_rest(void) {
-    dispatch_view view;
-    dispatch_worker_view workers[4];
-    dispatch_look(n->d, &view);
-    assert_int_equal(view.requests_queued + view.requests_running, 0);
-    const uint32_t count = dispatch_look_workers(n->d, workers, 4);
-    for (uint32_t i = 0; i < count; i++) {
-        assert_int_equal(workers[i].attempts, 0);
-        assert_int_equal(workers[i].queued_tokens, 0);
-        assert_int_equal(workers[i].pages_free, workers[i].pages_total);
-    }
-}
-
-static dispatch_view look(void) {
-    dispatch_view view;
-    dispatch_look(n->d, &view);
-    return view;
-}
-
 static void submit(uint64_t id, bool is_credited) {
     dispatch_request request;
     bt_error error;
@@ -134,7 +115,7 @@ static void streams_interleave_and_end_one_by_one(void **state) {
         assert_int_equal(n->sample_rows[i], counts[i]);
     assert_int_equal(fake_count(n, decode.control, PROTO_CANCEL), 0);
     assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 0);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* The partial records of two samples are kept apart. */
@@ -263,8 +244,8 @@ static void wrong_slots_end_the_attempt(void **state) {
         if (how < 2)
             fake_reserve_samples(n, &decode, attempt, how == 0 ? SAMPLES - 1 : SAMPLES + 1);
         if (how == 2) fake_say(n, decode.control, &reply); /* one slot twice */
-        assert_int_equal(look().protocol_errors_total, 1);
-        assert_int_equal(look().retries_total, 1);
+        assert_int_equal(fake_look(n).protocol_errors_total, 1);
+        assert_int_equal(fake_look(n).retries_total, 1);
         assert_int_equal(fake_count(n, prefill.streams, PROTO_RUN), 0);
         const proto_message cancel = fake_expect(n, decode.control, PROTO_CANCEL);
         assert_true(proto_attempt_equal(cancel.cancel.attempt, attempt));
@@ -278,9 +259,9 @@ static void expect_violation(const char *what) {
     const dispatch_end *end = fake_end_of(n, 1, true);
     assert_int_equal(end->status, BT_ERR_PEER_PROTOCOL);
     assert_non_null(strstr(end->text, what));
-    assert_int_equal(look().protocol_errors_total, 1);
+    assert_int_equal(fake_look(n).protocol_errors_total, 1);
     assert_false(fake_is_closed(n, decode.streams));
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void a_sample_that_there_is_not_is_refused(void **state) {
@@ -325,7 +306,7 @@ static void a_sample_that_fails_by_itself_fails_alone(void **state) {
     assert_int_equal(end->status, BT_OK); /* one is well */
     assert_int_equal(end->rows_total, 3);
     assert_int_equal(end->attempts, 1);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void when_all_fail_the_worst_is_told(void **state) {
@@ -351,7 +332,7 @@ static void when_all_fail_the_worst_is_told(void **state) {
             assert_int_equal(end_of(1, k)->status, cases[i].samples[k]);
         assert_int_equal(fake_end_of(n, 1, true)->status, cases[i].request);
         assert_int_equal(fake_end_of(n, 1, true)->rows_total, SAMPLES);
-        assert_at_rest();
+        fake_expect_rest(n);
     }
 }
 
@@ -367,7 +348,7 @@ static void an_overflow_at_prefill_ends_every_sample(void **state) {
     }
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_OVERFLOW);
     assert_int_equal(fake_end_of(n, 1, true)->cap_needed, 77);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void retractions_are_told(void **state) {
@@ -413,7 +394,7 @@ static void caps_are_told(void **state) {
     assert_int_equal(end->status, BT_ERR_REQUEST_OVERFLOW);
     assert_int_equal(end->cap_needed, FAKE_VOCAB);
     assert_non_null(strstr(end->text, " Required: 1000."));
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* ---- retries --------------------------------------------------------------------------------- */
@@ -428,7 +409,7 @@ static void before_any_row_all_is_tried_again(void **state) {
     fake_join(n, &other, PROTO_ROLE_DECODE, 44);
     fake_pair(n, &other, &prefill, BT_OK);
     fake_drop(n, decode.control);
-    assert_int_equal(look().retries_total, 1);
+    assert_int_equal(fake_look(n).retries_total, 1);
     decode = other;
     const proto_attempt second = run_at(&decode);
     assert_false(proto_attempt_equal(first, second));
@@ -437,13 +418,13 @@ static void before_any_row_all_is_tried_again(void **state) {
     assert_int_equal(cancel.cancel.sample, 2);
     stream(second, 2, 1, PROTO_FINISH_NONE); /* it did not know yet */
     assert_int_equal(n->sample_rows[2], 0);
-    assert_int_equal(look().protocol_errors_total, 0);
+    assert_int_equal(fake_look(n).protocol_errors_total, 0);
     stream(second, 1, 1, PROTO_FINISH_LENGTH);
     stream(second, 0, 1, PROTO_FINISH_LENGTH);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
     assert_int_equal(fake_end_of(n, 1, true)->attempts, 2);
     assert_int_equal(n->sample_end_count, SAMPLES);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* One sample says that the pair broke: the others would say so too, so nobody waits for them. */
@@ -455,12 +436,12 @@ static void one_samples_word_for_a_broken_pair_is_enough(void **state) {
     const proto_message cancel = fake_expect(n, decode.control, PROTO_CANCEL);
     assert_int_equal(cancel.cancel.sample, PROTO_ALL_SAMPLES);
     break_sample(first, 0, BT_ERR_PEER_GONE);
-    assert_int_equal(look().late_total, 1);
+    assert_int_equal(fake_look(n).late_total, 1);
     const proto_attempt second = run_at(&decode);
     for (uint32_t i = 0; i < SAMPLES; i++)
         stream(second, i, 1, PROTO_FINISH_LENGTH);
     assert_int_equal(fake_end_of(n, 1, true)->attempts, 2);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void after_a_row_of_one_all_end_honestly(void **state) {
@@ -478,7 +459,7 @@ static void after_a_row_of_one_all_end_honestly(void **state) {
     const dispatch_end *end = fake_end_of(n, 1, true);
     assert_int_equal(end->status, BT_ERR_PEER_GONE); /* the cluster failed it */
     assert_int_equal(end->rows_total, 3);
-    assert_int_equal(look().retries_total, 0);
+    assert_int_equal(fake_look(n).retries_total, 0);
 }
 
 /* ---- cancels --------------------------------------------------------------------------------- */
@@ -496,7 +477,7 @@ static void one_sample_can_be_cancelled(void **state) {
     assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 0);
     stream(attempt, 1, 1, PROTO_FINISH_LENGTH); /* was on its way */
     assert_int_equal(n->sample_rows[1], 1);
-    assert_int_equal(look().protocol_errors_total, 0);
+    assert_int_equal(fake_look(n).protocol_errors_total, 0);
     dispatch_cancel_sample(n->d, 1, 1, n->now_us); /* again, unknown ones: nothing */
     dispatch_cancel_sample(n->d, 1, SAMPLES, n->now_us);
     dispatch_cancel_sample(n->d, 2, 0, n->now_us);
@@ -506,7 +487,7 @@ static void one_sample_can_be_cancelled(void **state) {
     stream(attempt, 2, 1, PROTO_FINISH_LENGTH);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
     assert_int_equal(fake_count(n, decode.control, PROTO_CANCEL), 0);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void with_the_last_sample_the_request_is_cancelled(void **state) {
@@ -530,7 +511,7 @@ static void with_the_last_sample_the_request_is_cancelled(void **state) {
         assert_int_equal(cancel.cancel.sample, PROTO_ALL_SAMPLES);
         /* Nobody wants its rows any more, unless they came already. */
         assert_int_equal(fake_count(n, prefill.streams, PROTO_CANCEL), 1 - samples_that_end);
-        assert_at_rest();
+        fake_expect_rest(n);
     }
 }
 
@@ -554,7 +535,7 @@ static void samples_can_be_cancelled_while_queued(void **state) {
     for (uint32_t i = 0; i < SAMPLES; i++)
         dispatch_cancel_sample(n->d, 2, i, n->now_us);
     assert_int_equal(fake_end_of(n, 2, true)->status, BT_ERR_REQUEST_CANCELLED);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 static void a_whole_cancel_ends_every_sample_once(void **state) {
@@ -567,7 +548,7 @@ static void a_whole_cancel_ends_every_sample_once(void **state) {
     assert_int_equal(end_of(1, 2)->status, BT_ERR_REQUEST_CANCELLED);
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_ERR_REQUEST_CANCELLED);
     assert_int_equal(n->sample_end_count, SAMPLES);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 /* ---- credit ---------------------------------------------------------------------------------- */
@@ -643,7 +624,7 @@ static void samples_without_tokens_end_too(void **state) {
         assert_int_equal(end_of(1, i)->finish, PROTO_FINISH_LENGTH);
     }
     assert_int_equal(fake_end_of(n, 1, true)->status, BT_OK);
-    assert_at_rest();
+    fake_expect_rest(n);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
